@@ -48,7 +48,7 @@ from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.clock import SystemClock
 from kubetorch.lib.http_client import HttpClient
 from kubetorch.lib.websocket import Connection
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -111,8 +111,8 @@ class MadeUp(Backend):
     def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         return []
 
-    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        return Mounted()
+    def mounted(self, namespace: str, name: str, pod: str) -> MountedNames:
+        return MountedNames()
 
     def mark_ready(self, namespace: str, name: str, pods: frozenset[str]) -> None:
         pass
@@ -203,6 +203,7 @@ class InCluster:
             state=state,
             call_state=self._state,
             blob_stores=BlobStores(self.folder / "blobs"),
+            keys=self.folder / "keys",
             clock=clock,
             secret=SECRET,
             new_access=new_access,

@@ -28,8 +28,16 @@ STARTED = re.compile(r"started (\w+)\n")
 EXPECTED = {
     **{
         name: documents.printed(name)
-        for name in ("sweep.py", "batched.py", "serve_model.py", "files_in_and_out.py")
+        for name in (
+            "sweep.py",
+            "batched.py",
+            "serve_model.py",
+            "files_in_and_out.py",
+            "shared_checkpoint.py",
+        )
     },
+    "bucket_folder.py": "words: 6\ndifferent ones: ['be', 'not', 'or', 'to']\n"
+    "in the store: ['corpus/', 'results/']\n",
     "from_modal_and_ray.py": "9\n[1, 4, 9]\n16\n2 5\n",
     "app_asgi.py": "200 hello\n",
     "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",
@@ -44,6 +52,8 @@ EXPECTED = {
     "secret_and_volume.py": "Secret(name='dataset-token', env_vars=['DATASET_TOKEN'], "
     "override=True)\nfetched numbers with a token of 16 characters\ntotal: 6\n"
     "the volume is still there: True\n",
+    "weight_sync.py": "trained until step 3\nsteps of the services: [3, 3]\n"
+    "trained until step 5\nsteps of the services: [5, 5]\nlargest weight of the first layer: 5.0\n",
     "map_200.py": "results: 200 of which failed: 1 13 is not scored\n"
     "first: [0, 1, 4, 9, 16] last: 39601\n"
     f"sum: {sum(n * n for n in range(200) if n != 13)}\n",

@@ -6,10 +6,13 @@ waited for until a deadline; what is still there then is a leak.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,8 @@ import psutil
 # How long a process that was told to end, or a thread that was told to stop, may take where many
 # others run, too.
 GRACE = 20.0
+#: What this process has open, where the system says it so.
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Census:
     def take(cls) -> Census:
         """Of this process, now."""
         return cls(
-            children=frozenset(psutil.Process().children(recursive=True)),
+            children=frozenset(_children()),
             threads=frozenset(t for t in threading.enumerate() if not t.daemon),
             listening=frozenset(_listening()),
             files=frozenset(_temporary_files()),
@@ -52,7 +57,7 @@ class Census:
             ]
             if not found or time.monotonic() > deadline:
                 return found
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
@@ -92,12 +97,41 @@ def _describe(process: psutil.Process) -> str:
         return f"process {process.pid}"
 
 
-def _listening() -> list[tuple[str, int]]:
-    return [
-        (connection.laddr.ip, connection.laddr.port)
-        for connection in psutil.Process().net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+def _children() -> Iterator[psutil.Process]:
+    """All processes below this one."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        yield from psutil.Process().children(recursive=True)
+        return
+    # psutil reads the parents of all processes of the machine. Twice: a list lacks some while one
+    # of them ends.
+    for pid in {*_pids_below(os.getpid()), *_pids_below(os.getpid())}:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
+def _pids_below(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield int(child)
+                yield from _pids_below(int(child))
+
+
+def _listening() -> Iterator[tuple[str, int]]:
+    if not _DESCRIPTORS.is_dir():
+        for connection in psutil.Process().net_connections(kind="inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                yield connection.laddr.ip, connection.laddr.port
+        return
+    # Each is asked: psutil reads the list of all sockets of the machine.
+    for link in _DESCRIPTORS.iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if link.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(link.name))) as sock:
+                    is_inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+                    if is_inet and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        host, port = sock.getsockname()[:2]
+                        yield host, port
 
 
 def _temporary_files() -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,58 @@ def deployed(function):
 """
 
 
-def run(folder: Path, *sources: str, **environ: str) -> list[str]:
-    """What each cell shows; raises what one of them raises."""
+#: Makes a kernel as good as new.
+_RESET = "import linecache; linecache.clearcache(); get_ipython().reset(new_session=True)"
+
+
+def run(folder: Path, *sources: str, kernel: Any = None, **environ: str) -> list[str]:
+    """What each cell shows; raises what one of them raises.
+
+    Args:
+        folder: Where it runs.
+        sources: Of the cells.
+        kernel: Of `kernel_in`; one of its own otherwise.
+        environ: Variables of its own kernel.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
-        client = NotebookClient(
-            made, timeout=90, kernel_name="python3", resources={"metadata": {"path": folder}}
-        )
-        client.execute(env={**os.environ, **environ})
-    return ["".join(map(_shown, cell.outputs)) for cell in made.cells]
+        if kernel is not None:
+            _execute(folder, [_RESET], kernel, environ)
+        notebook = _execute(folder, sources, kernel, environ)
+    return ["".join(map(_shown, cell.outputs)) for cell in notebook.cells]
+
+
+@contextlib.contextmanager
+def kernel_in(folder: Path) -> Iterator[Any]:
+    """A kernel for several notebooks, one after the other."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = _client(folder, [], None)
+        kernel = client.create_kernel_manager()
+        client.start_new_kernel(env=dict(os.environ))
+    try:
+        yield kernel
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            client._cleanup_kernel()
+
+
+def _client(folder: Path, sources: Sequence[str], kernel: Any) -> NotebookClient:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    resources = {"metadata": {"path": folder}}
+    return NotebookClient(notebook, kernel, timeout=90, kernel_name="python3", resources=resources)
+
+
+def _execute(
+    folder: Path, sources: Sequence[str], kernel: Any, environ: Mapping[str, str]
+) -> nbformat.NotebookNode:
+    client = _client(folder, sources, kernel)
+    try:
+        return client.execute(env={**os.environ, **environ})
+    finally:
+        if kernel is not None:
+            client.kc.stop_channels()
 
 
 def _shown(output: dict[str, Any]) -> str:

@@ -27,6 +27,8 @@ IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
 POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
 #: Whether parts of the cluster may be stopped.
 MAY_BREAK = os.environ.get("KT_TEST_BREAK_CLUSTER") == "1"
+#: What namespaces of tests begin with.
+TEST_NAMESPACES = "kt-tests-"
 Objects = list[dict[str, Any]]
 Kubectl = Callable[..., str]
 
@@ -66,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Where the longest came last, it would run when the other workers have nothing to do.
     """
-    cluster_tests = {item for item in items if item.path.parent == Path(__file__).parent}
+    cluster_tests = {item for item in items if Path(__file__).parent in item.path.parents}
     last = {item for item in cluster_tests if item.get_closest_marker("alone") is not None}
     first = {item for item in cluster_tests - last if item.path.name == "test_ranks_frameworks.py"}
     items.sort(key=lambda item: (item in last, item not in first))
@@ -159,7 +161,7 @@ def _install(*options: str) -> None:
 @pytest.fixture(scope="module")
 def installed(kubectl: Kubectl, controller: str) -> Iterator[Installed]:
     """Kubetorch, and a namespace for services, which goes with all that is in it."""
-    namespace = f"kt-tests-{secrets.token_hex(3)}"
+    namespace = f"{TEST_NAMESPACES}{secrets.token_hex(3)}"
     kubectl("create", "namespace", namespace)
     yield Installed(namespace)
     kubectl("delete", "kubetorchworkloads", "--all", "-n", namespace, "--wait=true")
@@ -221,17 +223,28 @@ def kit() -> Path:
     return folder
 
 
-def leave(kubectl: Kubectl, node: str, namespace: str) -> None:
-    """Have what other tests need somewhere else: operators, and the controller.
+def leave(kubectl: Kubectl, node: str) -> None:
+    """Have what tests need somewhere else: operators, and the controller.
 
-    The controller is what knows that a node is not heard of. Deployments of tests, in their
-    namespace, are left as they are.
+    The controller is what knows that a node is not heard of. Deployments in namespaces of tests,
+    of this module or of earlier ones, are left as they are.
     """
-    timeout = "--timeout=80s"
-    elsewhere = f"--field-selector=metadata.namespace!={namespace}"
+
+    def are_available() -> bool:
+        deployments = json.loads(kubectl("get", "deployments", "-A", "-o", "json"))["items"]
+        return all(
+            any(
+                condition["type"] == "Available" and condition["status"] == "True"
+                for condition in deployment["status"].get("conditions", ())
+            )
+            for deployment in deployments
+            if not deployment["metadata"]["namespace"].startswith(TEST_NAMESPACES)
+        )
+
+    drain = ("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
     try:
-        kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout)
-        kubectl("wait", "deployments", "-A", elsewhere, "--for=condition=Available", timeout)
+        kubectl(*drain, "--timeout=80s")
+        faults.until(are_available, seconds=180)
     finally:
         kubectl("uncordon", node)
 
@@ -242,7 +255,7 @@ def second(kubectl: Kubectl, installed: Installed) -> str:
     name = "node2"
     if f"node/{name}" not in kubectl("get", "nodes", "-o", "name").split():
         pytest.skip("the first node is the machine that the cluster runs on")
-    leave(kubectl, name, installed.namespace)
+    leave(kubectl, name)
     return name
 
 

@@ -18,6 +18,7 @@ SPEC_FIELDS = {item.name for item in fields(ComputeSpec)}
 #: Fields that shape the object as a whole, or are no part of it.
 NO_FIELDS_OF_MANIFESTS = [
     "concurrency",
+    "data",
     "dispatch",
     "distribution",
     "endpoint",

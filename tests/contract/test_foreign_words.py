@@ -15,7 +15,7 @@ import kubetorch as kt
 from kubetorch.cli.main import COMMANDS
 from kubetorch.sdk.compute_parameters import PARAMETERS
 from kubetorch.specs import autoscaling, distribution, hints
-from kubetorch.specs.callable import SCALING_METHODS
+from kubetorch.specs.callable import OVERRIDABLE_METHODS
 from kubetorch.specs.foreign_words import WORDS
 
 #: What is asked, the foreign word, and a part of the hint: our word.
@@ -74,7 +74,6 @@ TABLE = {
     "kt": {
         "ps": "kt list",
         "stop": "kt teardown me",
-        "rm": "data store's, which this release does not have; kt teardown me",
         "delete": "kt teardown me",
         "restart": "kt deploy",
         "version": "kt --version",
@@ -214,19 +213,18 @@ def test_what_the_hints_name_exists():
             named = set(re.findall(r"\bkt\.([a-z]\w*|[A-Z]\w*)", text))
             assert named <= set(kt.__all__), (subject, word, text)
             commands = set(re.findall(r"\bkt ([a-z][\w-]*)", text))
-            later = {"rm", "put"}
-            assert commands <= COMMANDS.keys() | later, (subject, word, text)
+            assert commands <= COMMANDS.keys(), (subject, word, text)
 
 
 def test_the_public_names_of_class_handles_are_those_that_hide_a_users():
     handle = kt.cls(Counter)
     public = {name for name in {*dir(type(handle)), *vars(handle)} if not name.startswith("_")}
-    assert public - set(SCALING_METHODS) == HIDING
+    assert public - set(OVERRIDABLE_METHODS) == HIDING
 
 
 def test_the_verbs_of_functions_are_these():
     verbs = {name for name in set(dir(kt.Fn)) - HIDING if not name.startswith("_")}
-    assert verbs == VERBS | set(SCALING_METHODS)
+    assert verbs == VERBS | set(OVERRIDABLE_METHODS)
 
 
 @pytest.mark.parametrize("name", ["ssh", "logs", "local", "remote", "stats"])

@@ -13,9 +13,11 @@ from kubetorch import errors
 
 NAMES = {
     "App",
+    "BroadcastWindow",
     "CallHandle",
     "Cls",
     "Compute",
+    "Data",
     "EXCEPTION_REGISTRY",
     "Endpoint",
     "Fn",
@@ -23,6 +25,7 @@ NAMES = {
     "InstanceReplacedWarning",
     "LoggingConfig",
     "Module",
+    "Ref",
     "RemoteTraceback",
     "ScalingStats",
     "Secret",
@@ -39,24 +42,28 @@ NAMES = {
     "distribute",
     "distributed",
     "fn",
+    "get",
+    "get_async",
     "globals",
     "images",
+    "ls",
+    "ls_async",
     "metric",
     "on_preempt",
     "progress",
+    "put",
+    "put_async",
+    "ref",
+    "rm",
+    "rm_async",
     "secret",
     "service",
 }
 #: Names of what later releases bring; they can be imported.
 LATER = {
-    "BroadcastWindow",
     "DebugConfig",
     "MetricsConfig",
     "deep_breakpoint",
-    "get",
-    "ls",
-    "put",
-    "rm",
 }
 
 
@@ -65,22 +72,15 @@ def test_the_public_names_are_these():
     assert dir(kt) == kt.__all__
 
 
-@pytest.mark.parametrize("name", ["put", "get", "ls", "rm"])
-def test_the_data_store_says_that_it_is_not_there_yet(name):
-    with pytest.raises(kt.DataStoreError, match=rf"kt\.{name} belongs to the data store"):
-        getattr(kt, name)("key")
-    with pytest.raises(kt.DataStoreError, match="BroadcastWindow"):
-        kt.BroadcastWindow(world_size=2)
-
-
-def test_the_debugger_says_that_it_is_not_there_yet():
+def test_the_settings_of_a_debugger_are_checked():
     assert kt.DebugConfig().to_dict() == {"mode": "pdb", "port": 5678}
     assert kt.DebugConfig("pdb-ui", 6000).port == 6000
     for wrong in ({"mode": "gdb"}, {"port": 0}, {"port": "5678"}):
         with pytest.raises(kt.SpecError):
             kt.DebugConfig(**wrong)
-    with pytest.raises(kt.SpecError, match="needs the debugger"):
-        kt.deep_breakpoint()
+    for wrong in ({"debug_mode": "gdb"}, {"debug_port": 0}):
+        with pytest.raises(ValueError, match="it must be"):
+            kt.deep_breakpoint(**wrong)
 
 
 def test_metrics_can_be_asked_for():
@@ -174,8 +174,13 @@ def test_every_documented_parameter_of_the_factories_is_there_in_order():
         "prefix_username",
     ]
 
-    assert list(inspect.signature(kt.fn).parameters) == ["function_obj", *expected, "options"]
-    of_class = ["class_obj", *expected, "on_replace", "options"]
+    assert list(inspect.signature(kt.fn).parameters) == [
+        "function_obj",
+        *expected,
+        "options",
+        "record",
+    ]
+    of_class = ["class_obj", *expected, "on_replace", "options", "record"]
     assert list(inspect.signature(kt.cls).parameters) == of_class
     to = list(inspect.signature(kt.Fn.to).parameters)[1:7]
     assert to == [

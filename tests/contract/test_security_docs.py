@@ -36,7 +36,17 @@ def test_every_route_needs_a_right_or_says_why_not(route: Route) -> None:
 @pytest.mark.parametrize("route", ALL, ids=_name)
 def test_what_changes_something_is_audited(route: Route) -> None:
     workload_wait = "/v1/workloads/{namespace}/{name}/wait"
-    reading = {"/v1/blobs/missing", "/v1/blobs/fetch", workload_wait}
+    data = "/v1/data/{namespace}"
+    reading = {
+        "/v1/blobs/missing",
+        "/v1/blobs/fetch",
+        workload_wait,
+        f"{data}/find",
+        f"{data}/join",
+        f"{data}/window",
+        f"{data}/blobs-missing",
+        f"{data}/blobs-fetch",
+    }
     if route.method != "GET" and route.path not in reading:
         assert route.is_audited
 

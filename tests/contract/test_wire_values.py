@@ -119,6 +119,7 @@ VALUES: dict[str, Any] = {
     ],
     "deques": [collections.deque([1, [2]]), collections.deque("ab", maxlen=2)],
     "handles": [kt.Fn("train"), kt.Cls("counter")],
+    "reference": kt.Ref._from_wire(("r" * 22, "laptop, process 7", 3, (3,)), b"[7]", {}),
     "array": numpy.arange(6, dtype="<i4").reshape(2, 3),
     "array in columns": numpy.asfortranarray(numpy.arange(6, dtype="<f8").reshape(2, 3)),
     "arrays of one": numpy.array([True]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
+
+from tests.local import commands
 
 _numbers = itertools.count()
 
@@ -50,13 +51,8 @@ class UserProject:
         self, program: str | Path, *arguments: str, timeout: float = 60, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of the project."""
-        return subprocess.run(
-            [sys.executable, str(program), *arguments],
-            cwd=self.folder,
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+        return commands.python(
+            str(program), *arguments, cwd=self.folder, timeout=timeout, **environ
         )
 
     def forget(self) -> None:

@@ -15,15 +15,11 @@ import uvloop
 
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import deadlines, memory
+from kubetorch.lib.memory_files import MemoryFile
 from kubetorch.pod.logs import Line
-from kubetorch.pod.worker_process.worker import (
-    OwnedPayload,
-    Payload,
-    Worker,
-    WorkerHost,
-    WorkerSpec,
-)
-from kubetorch.pod.worker_process.zygotes import Launched
+from kubetorch.pod.payloads import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import Worker, WorkerHost, WorkerSpec
+from kubetorch.pod.worker_process.zygotes import LaunchedZygote
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import codecs, exceptions
 from kubetorch.wire.exceptions import Failure
@@ -59,6 +55,8 @@ class Outcome:
     #: Called for each yielded value.
     on_value: Callable[[Any], None] = lambda _: None
     raw: list[bytes] = field(default_factory=list)
+    #: The types of the payloads that came.
+    payloads: list[type] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -77,6 +75,7 @@ class Outcome:
         self.progress.append((report.current, report.total, report.message))
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
+        self.payloads.append(type(payload))
         value = codecs.decode(codec, codecs.split(payload.view, sizes))
         self.yields.append(value)
         self.on_value(value)
@@ -85,6 +84,7 @@ class Outcome:
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> None:
         self.ends += 1
+        self.payloads.append(type(payload))
         self.streamed = streamed
         segments = codecs.split(payload.view, sizes)
         if codec == "none" and len(segments) == 2:
@@ -114,7 +114,11 @@ class Agent:
     """A host with the workers of one folder of code."""
 
     def __init__(
-        self, folder: Path, python: str = sys.executable, zygote: Launched | None = None
+        self,
+        folder: Path,
+        python: str = sys.executable,
+        zygote: LaunchedZygote | None = None,
+        memory_limit: int | None = None,
     ) -> None:
         self.folder = folder
         self.python = python
@@ -128,6 +132,7 @@ class Agent:
             on_line=self._on_line,
             on_exit=self._on_exit,
             zygote=zygote,
+            memory_limit=memory_limit,
         )
 
     def spec(self, name: str, *, module: str = "shop", **changes: Any) -> WorkerSpec:
@@ -170,9 +175,10 @@ class Agent:
         method: str | None = None,
         codec: str = "json",
         arguments: list[codecs.Segment] | None = None,
+        takes_files: bool = False,
         **kwargs: Any,
     ) -> Outcome:
-        """Begin a call."""
+        """Begin a call; with `takes_files` as one for a process of this machine."""
         outcome = Outcome()
         if arguments is None:
             arguments = codecs.encode(codec, {"args": args, "kwargs": kwargs})
@@ -181,7 +187,10 @@ class Agent:
         outcome.number = worker.call(
             outcome,
             Open("id", "f", Body(codec, tuple(sizes), total), method, "request-7"),
-            payload_of(arguments, sizes, total),
+            MemoryFile.write(codecs.join(arguments), total)
+            if takes_files
+            else payload_of(arguments, sizes, total),
+            takes_files=takes_files,
         )
         return outcome
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import wheels as builder
+from tests.local import commands
 
 #: Stand-ins for packages of hundreds of megabytes: what the examples use of them.
 PACKAGES = {
@@ -24,6 +25,13 @@ PACKAGES = {
     "accelerate": "",
     "datasets": "",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands(_environment: None) -> Iterator[None]:
+    """As those of the tier `local`."""
+    with commands.serving():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,13 @@ on the manifest, and on the running service where the embedded backend can show 
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.local import commands
 
 SEEDS_FOLDER = Path(__file__).parent
 PROGRAMS = SEEDS_FOLDER / "programs"
@@ -55,6 +56,7 @@ def test_no_example_is_left_out():
 
 @pytest.fixture(scope="module", autouse=True)
 def service(offline, shared_service_home):
+    commands.begin_file()
     return shared_service_home
 
 
@@ -67,15 +69,7 @@ def test_the_example_does_what_its_document_says(number, name, about, tmp_path, 
     record_property("example", (number, name, about))
     program = shutil.copy(PROGRAMS / f"{name}.py", tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    completed = subprocess.run(
-        [sys.executable, "-W", "error", program],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    completed = commands.python("-W", "error", program, cwd=tmp_path, timeout=110, PATH=path)
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 

@@ -101,6 +101,21 @@ def agent(tmp_path, controller):
             agent.stop()
 
 
+@pytest.fixture(scope="module")
+def shared_agent(tmp_path_factory):
+    """An agent for all tests that leave it and its worker as they are."""
+    folder = tmp_path_factory.mktemp("shared")
+    controller = FakeController(folder)
+    agent = AgentProcess(folder, controller)
+    try:
+        observed = controller.deploy(1, SOURCE, "Service", kind="cls")
+        assert observed.failure is None, observed.failure
+        yield agent
+    finally:
+        agent.stop()
+        controller.close()
+
+
 def call(client, number, method, *args, **more):
     return client.call(number, *args, name="Service", method=method, **more)
 
@@ -156,11 +171,11 @@ BROKEN = {
 }
 
 
-def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(agent):
-    good = agent.client(client="good")
+def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(shared_agent):
+    good = shared_agent.client(client="good")
     good.open(1, 1.5, name="Service", method="sleep")
     for name, data in BROKEN.items():
-        bad = agent.client(client=f"bad-{name}")
+        bad = shared_agent.client(client=f"bad-{name}")
         bad.open(1, 30.0, name="Service", method="sleep")
         bad.send_raw(data)
         try:
@@ -174,16 +189,18 @@ def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(agent
         except ConnectionResetError:
             pass
         bad.close(None)
-        resumed_client = agent.client(client=f"bad-{name}", resume=f"{bad.welcome.incarnation}:0")
+        resumed_client = shared_agent.client(
+            client=f"bad-{name}", resume=f"{bad.welcome.incarnation}:0"
+        )
         assert not resumed_client.welcome.resumed, name
         resumed_client.close()
     assert good.result(1) == "slept"
-    wait_until(lambda: b"kubetorch_calls_running 0" in agent.http("GET", "/metrics")[2])
+    wait_until(lambda: b"kubetorch_calls_running 0" in shared_agent.http("GET", "/metrics")[2])
     good.close()
 
 
-def test_data_beyond_what_was_announced_is_refused(agent):
-    client = agent.client()
+def test_data_beyond_what_was_announced_is_refused(shared_agent):
+    client = shared_agent.client()
     total = wire_tuning.LIMITS.chunk_bytes + 10
     opening = frames.Open(
         id="x", callable="Service", method="echo", body=frames.Body("json", (total,), total)
@@ -195,11 +212,11 @@ def test_data_beyond_what_was_announced_is_refused(agent):
         while True:
             client.next()
     client.close(None)
-    assert worker_pid(agent)
+    assert worker_pid(shared_agent)
 
 
-def test_a_truncated_upload_holds_nobody_up(agent):
-    client = agent.client(client="truncated")
+def test_a_truncated_upload_holds_nobody_up(shared_agent):
+    client = shared_agent.client(client="truncated")
     total = 10 * wire_tuning.LIMITS.chunk_bytes
     opening = frames.Open(
         id="x", callable="Service", method="echo", body=frames.Body("json", (total,), total)
@@ -210,7 +227,7 @@ def test_a_truncated_upload_holds_nobody_up(agent):
         websocket_protocol.frame_header(websocket_protocol.BINARY, 1000, masked=True) + b"xyz"
     )
     client.sock.close()
-    second_client = agent.client(client="other")
+    second_client = shared_agent.client(client="other")
     assert call(second_client, 1, "echo", 1) == 1
     second_client.close()
 
@@ -218,13 +235,13 @@ def test_a_truncated_upload_holds_nobody_up(agent):
 # -------------------------------------------------------------------------- broken connections
 
 
-def test_a_call_survives_its_connection(agent, tmp_path):
-    client = agent.client(client="moving")
+def test_a_call_survives_its_connection(shared_agent, tmp_path):
+    client = shared_agent.client(client="moving")
     client.open(1, str(tmp_path / "end"), name="Service", method="hold")
     client.open(2, "hello", name="Service", method="say")
     assert client.until(2, Kind.RESULT)[-1][3] == b'"hello"'
     client.sock.close()
-    resumed_client = agent.client(
+    resumed_client = shared_agent.client(
         client="moving", resume=f"{client.welcome.incarnation}:{client.received}"
     )
     assert resumed_client.welcome.resumed
@@ -234,8 +251,10 @@ def test_a_call_survives_its_connection(agent, tmp_path):
     resumed_client.close()
 
 
-def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(agent, tmp_path):
-    client = agent.client(client="lossy")
+def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(
+    shared_agent, tmp_path
+):
+    client = shared_agent.client(client="lossy")
     client.open(1, 60, str(tmp_path / "end"), name="Service", method="count")
     payloads = [client.next()[3] for _ in range(5)]
     payloads += [payload for *_, payload in client.frames]  # that came with the fifth
@@ -243,15 +262,17 @@ def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(ag
     time.sleep(0.1)
     client.sock.close()  # what is on its way is lost
     time.sleep(0.2)
-    resumed_client = agent.client(client="lossy", resume=f"{client.welcome.incarnation}:{received}")
+    resumed_client = shared_agent.client(
+        client="lossy", resume=f"{client.welcome.incarnation}:{received}"
+    )
     (tmp_path / "end").touch()
     remaining_frames = resumed_client.until(1, Kind.RESULT)
     assert payloads + [f[3] for f in remaining_frames[:-1]] == [str(i).encode() for i in range(60)]
     resumed_client.close()
 
 
-def test_an_upload_goes_on_where_the_connection_broke(agent):
-    client = agent.client(client="uploader")
+def test_an_upload_goes_on_where_the_connection_broke(shared_agent):
+    client = shared_agent.client(client="uploader")
     text = "y" * (4 * wire_tuning.LIMITS.chunk_bytes)
     payload = b'{"args":["%b"],"kwargs":{}}' % text.encode()
     body = frames.Body("json", (len(payload),), len(payload))
@@ -267,7 +288,9 @@ def test_an_upload_goes_on_where_the_connection_broke(agent):
     client.send_raw(header + half[: len(half) // 2])
     time.sleep(0.2)
     client.sock.close()
-    resumed_client = agent.client(client="uploader", resume=f"{client.welcome.incarnation}:0")
+    resumed_client = shared_agent.client(
+        client="uploader", resume=f"{client.welcome.incarnation}:0"
+    )
     assert resumed_client.welcome.received == 3
     for start in range(
         wire_tuning.LIMITS.chunk_bytes, len(payload), wire_tuning.LIMITS.chunk_bytes
@@ -279,10 +302,12 @@ def test_an_upload_goes_on_where_the_connection_broke(agent):
     resumed_client.close()
 
 
-def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_over(agent, tmp_path):
-    client = agent.client(client="double")
+def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_over(
+    shared_agent, tmp_path
+):
+    client = shared_agent.client(client="double")
     begin(client, 1, "hold", str(tmp_path / "end"))
-    resumed_client = agent.client(client="double", resume=f"{client.welcome.incarnation}:0")
+    resumed_client = shared_agent.client(client="double", resume=f"{client.welcome.incarnation}:0")
     assert resumed_client.welcome.resumed
     (tmp_path / "end").touch()
     assert resumed_client.result(1) == "held"
@@ -292,8 +317,8 @@ def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_ov
     resumed_client.close()
 
 
-def test_a_client_of_another_incarnation_starts_from_scratch(agent):
-    client = agent.client(client="old", resume="another:17")
+def test_a_client_of_another_incarnation_starts_from_scratch(shared_agent):
+    client = shared_agent.client(client="old", resume="another:17")
     assert not client.welcome.resumed
     assert call(client, 1, "echo", 1) == 1
     client.close()
@@ -310,19 +335,19 @@ def test_a_client_of_another_incarnation_starts_from_scratch(agent):
         {"Sec-WebSocket-Version": "12"},
     ],
 )
-def test_an_upgrade_that_makes_no_sense_is_refused(agent, headers):
-    assert agent.client(headers=headers).status in (400, 409)
+def test_an_upgrade_that_makes_no_sense_is_refused(shared_agent, headers):
+    assert shared_agent.client(headers=headers).status in (400, 409)
 
 
-def test_500_calls_of_a_slow_reader_are_all_answered_and_stop_nobody(agent):
-    slow = agent.client(client="slow", receive_buffer=4096)
+def test_500_calls_of_a_slow_reader_are_all_answered_and_stop_nobody(shared_agent):
+    slow = shared_agent.client(client="slow", receive_buffer=4096)
     size = 20_000
     for number in range(1, 501):
         slow.open(number, size, name="Service", method="blob")
-    quick = agent.client(client="quick")
+    quick = shared_agent.client(client="quick")
     for number in range(1, 51):
         assert call(quick, number, "echo", number) == number
-    memory = psutil.Process(agent.pid).memory_info().rss
+    memory = psutil.Process(shared_agent.pid).memory_info().rss
     assert memory < 400 * 1024 * 1024
     answered_calls = set()
     while len(answered_calls) < 500:
@@ -338,8 +363,8 @@ def test_500_calls_of_a_slow_reader_are_all_answered_and_stop_nobody(agent):
     quick.close()
 
 
-def test_a_client_that_never_acknowledges_gets_no_more_than_the_limit(agent):
-    client = agent.client(client="mute")
+def test_a_client_that_never_acknowledges_gets_no_more_than_the_limit(shared_agent):
+    client = shared_agent.client(client="mute")
     for number in range(1, 101):
         client.open(number, 1_000_000, name="Service", method="blob")
     got, is_silent = 0, False
@@ -505,13 +530,13 @@ def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
         restarted_agent.stop()
 
 
-def test_what_user_code_leaves_behind_is_reaped_when_it_ends(agent):
-    status, pid = agent.post("/Service/orphan")
+def test_what_user_code_leaves_behind_is_reaped_when_it_ends(shared_agent):
+    status, pid = shared_agent.post("/Service/orphan")
     assert status == 200
-    wait_until(lambda: psutil.Process(pid).ppid() == agent.pid)
+    wait_until(lambda: psutil.Process(pid).ppid() == shared_agent.pid)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(pid))
-    assert worker_pid(agent)
+    assert worker_pid(shared_agent)
 
 
 # --------------------------------------------------------------------------- the controller
@@ -570,12 +595,12 @@ def test_a_full_disk_costs_lines_of_the_log_and_calls_that_are_to_be_kept(tmp_pa
         agent.stop()
 
 
-def test_threads_that_open_and_cut_connections_leave_nothing_open(agent):
-    before = len(psutil.Process(agent.pid).net_connections())
+def test_threads_that_open_and_cut_connections_leave_nothing_open(shared_agent):
+    before = len(psutil.Process(shared_agent.pid).net_connections())
 
     def churn(name: int) -> None:
         for i in range(20):
-            client = agent.client(client=f"churn-{name}-{i}")
+            client = shared_agent.client(client=f"churn-{name}-{i}")
             client.open(1, 1, name="Service", method="echo")
             if i % 2:
                 client.close()
@@ -587,8 +612,8 @@ def test_threads_that_open_and_cut_connections_leave_nothing_open(agent):
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: len(psutil.Process(agent.pid).net_connections()) <= before)
-    assert worker_pid(agent)
+    wait_until(lambda: len(psutil.Process(shared_agent.pid).net_connections()) <= before)
+    assert worker_pid(shared_agent)
 
 
 def test_lines_of_a_failing_import_reach_the_deploy(agent, controller):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -312,6 +313,37 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0, (tmp_path / "log").read_text()
+
+
+def test_the_pod_of_a_service_that_is_torn_down_waits_for_its_kubelet(
+    controller: FakeController, start: Start
+) -> None:
+    container = start()
+    welcome(controller)
+    controller.send(messages.Terminate(grace=0.1, reason=messages.TORN_DOWN))
+    wait_until(lambda: "agent stops" in container.log.read_text())
+    with pytest.raises(subprocess.TimeoutExpired):
+        container.process.wait(2.0)
+
+
+@pytest.mark.parametrize("mask", [(), (signal.SIGTERM,)], ids=["by the shell", "by start.c"])
+def test_a_signal_ends_the_first_process_of_a_container_while_its_agent_is_imported(
+    tmp_path: Path, mask: tuple[signal.Signals, ...]
+) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode:
+        pytest.skip("no namespaces of processes")
+    # The import of this module comes first, and does not end.
+    (tmp_path / "uvloop.py").write_text(
+        "import os, signal\nos.kill(1, signal.SIGTERM)\nsignal.pause()\n"
+    )
+    completed = subprocess.run(
+        [*unshare, sys.executable, "-m", "kubetorch.pod"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=TIMEOUT,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, mask),
+    )
+    assert completed.returncode == 128 + signal.SIGTERM
 
 
 def test_kt_server_start_says_what_is_missing(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from agent_harness import SECRET as AGENT_SECRET
 from agent_harness import USER_TOKEN, AgentProcess, FakeController
@@ -52,6 +54,24 @@ few = settings(
     max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+RouteName = tuple[str, str]
+
+
+def each_route(names: list[RouteName]) -> pytest.MarkDecorator:
+    """A test for each route, or one for all of them unless all is wanted."""
+    groups = [[name] for name in names] if WHOLE else [names]
+    ids = [" ".join(group[0]) if WHOLE else "all" for group in groups]
+    return pytest.mark.parametrize("asked_routes", groups, ids=ids)
+
+
+def fuzz(
+    asked_routes: list[RouteName], check: Callable[..., None], *more: SearchStrategy[Any]
+) -> None:
+    """Ask each route with nothing, and some of them with everything else, and `more`."""
+    for route in asked_routes:
+        check(route, [], "", {}, b"", *(None for _ in more))
+    strategies = (st.sampled_from(asked_routes), parts, queries, heads, bodies, *more)
+    settings(few, max_examples=8 if WHOLE else 80)(given(*strategies)(check))()
 
 
 class Target:
@@ -314,20 +334,20 @@ def server(request: pytest.FixtureRequest) -> Target:
 # ------------------------------------------------------------------------------ without credentials
 
 
-@pytest.mark.parametrize(("method", "path"), CONTROLLER)
+@each_route(CONTROLLER)
 def test_the_controller_answers_nobody_but_about_its_health(
-    controller: Target, method: str, path: str
+    controller: Target, asked_routes: list[RouteName]
 ) -> None:
 
-    @few
-    @given(credentials, parts, queries, heads, bodies)
     def check(
-        authorization: str | None,
+        route: RouteName,
         given_parts: list[str],
         query: str,
         head: dict[str, str],
         body: bytes,
+        authorization: str | None,
     ) -> None:
+        method, path = route
         where = filled_path(path, given_parts) + query
         status = controller.ask(method, where, sent(authorization, head), body)
         if path == routes.HEALTH:
@@ -335,32 +355,32 @@ def test_the_controller_answers_nobody_but_about_its_health(
         else:
             assert status in refused(head), (status, where, authorization)
 
-    check()
+    fuzz(asked_routes, check, credentials)
 
 
-@pytest.mark.parametrize(("method", "path"), AGENT)
+@each_route(AGENT)
 def test_the_agent_answers_nobody_but_about_its_health(
-    agent: Target, method: str, path: str
+    agent: Target, asked_routes: list[RouteName]
 ) -> None:
-    is_open = any(route.is_open for route in TABLE if (route.method, route.path) == (method, path))
+    open_routes = {(route.method, route.path) for route in TABLE if route.is_open}
 
-    @few
-    @given(credentials, parts, queries, heads, bodies)
     def check(
-        authorization: str | None,
+        route: RouteName,
         given_parts: list[str],
         query: str,
         head: dict[str, str],
         body: bytes,
+        authorization: str | None,
     ) -> None:
+        method, path = route
         where = filled_path(path, given_parts) + query
         status = agent.ask(method, where, sent(authorization, head), body)
-        if is_open:
+        if route in open_routes:
             assert status in (200, 503, *refused(head)), (status, where)
         else:
             assert status in refused(head), (status, where, authorization)
 
-    check()
+    fuzz(asked_routes, check, credentials)
 
 
 def test_every_wrong_token_is_refused_in_one_sentence(
@@ -442,16 +462,17 @@ def test_what_is_no_request_ends(server: Target, data: bytes) -> None:
 # ------------------------------------------------------------------------------- with credentials
 
 
-@pytest.mark.parametrize(("method", "path"), CONTROLLER_SAFE)
+@each_route(CONTROLLER_SAFE)
 def test_nothing_that_a_user_sends_is_an_internal_error(
-    controller: Target, method: str, path: str
+    controller: Target, asked_routes: list[RouteName]
 ) -> None:
     token = controller.token
     complete = {"Content-Length": "1000000000"}
 
-    @few
-    @given(parts, queries, heads, bodies)
-    def check(given_parts: list[str], query: str, head: dict[str, str], body: bytes) -> None:
+    def check(
+        route: RouteName, given_parts: list[str], query: str, head: dict[str, str], body: bytes
+    ) -> None:
+        method, path = route
         if head == complete or "follow" in query:
             return  # the body never comes, or the answer never ends: as it should be
         where = filled_path(path, [part if part != "f" else "" for part in given_parts]) + query
@@ -461,16 +482,17 @@ def test_nothing_that_a_user_sends_is_an_internal_error(
         assert status < 500, (status, where, body)
         assert status or "Transfer-Encoding" in head, (where, body)
 
-    check()
+    fuzz(asked_routes, check)
 
 
-@pytest.mark.parametrize(("method", "path"), [route for route in AGENT if route[1] != routes.RUN])
+@each_route([route for route in AGENT if route[1] != routes.RUN])
 def test_nothing_that_a_caller_sends_is_an_internal_error_of_the_agent(
-    agent: Target, method: str, path: str
+    agent: Target, asked_routes: list[RouteName]
 ) -> None:
-    @few
-    @given(parts, queries, heads, bodies)
-    def check(given_parts: list[str], query: str, head: dict[str, str], body: bytes) -> None:
+    def check(
+        route: RouteName, given_parts: list[str], query: str, head: dict[str, str], body: bytes
+    ) -> None:
+        method, path = route
         if "Content-Length" in head or "follow" in query:
             return
         where = filled_path(path, given_parts) + query
@@ -480,7 +502,7 @@ def test_nothing_that_a_caller_sends_is_an_internal_error_of_the_agent(
         assert status < 500 or (status == 503 and method == "GET"), (status, where, body)
         assert status or "Transfer-Encoding" in head, (where, body)
 
-    check()
+    fuzz(asked_routes, check)
 
 
 @few

@@ -312,6 +312,30 @@ def test_outcomes_of_which_the_list_says_nothing_are_removed(tmp_path):
     asyncio.run(scenario())
 
 
+def test_a_record_without_an_outcome_is_uploaded_and_pushes_out_none(tmp_path):
+    async def scenario():
+        controller = Controller()
+        results = make(tmp_path, controller, waiting_bytes=1)
+        spawned = report_of(1, ended=1.0)
+        plain, unrecorded = report_of(2, ended=1.0), report_of(3, ended=1.0)
+        results.end(spawned, Returned("json", (2,), b"42"))
+        results.end(plain, None, [b"head", b"arguments"])
+        results.end(unrecorded, None)
+        assert results.find(plain.id) is None
+        while len(controller.reports) < 2:
+            controller.arrived.clear()
+            await controller.arrived.wait()
+
+        assert [(report.id, report.result, report.record) for report in controller.reports] == [
+            ("call-0001", "digest-1", None),
+            ("call-0002", None, "digest-2"),
+        ]
+        assert controller.blobs[1] == b"headarguments"
+        assert results.record_bytes == 0
+
+    asyncio.run(scenario())
+
+
 def test_an_outcome_that_is_cut_has_an_end_without_it(tmp_path):
     async def scenario():
         (tmp_path / "outcomes-1").write_bytes(b"cut")

@@ -182,11 +182,32 @@ def test_a_controller_that_cannot_do_it_yet_is_asked_until_it_can(
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
             failure = exceptions.describe_refusal(DataStoreError("1 blobs are not here: pod a"))
-            controller.refusals = [(status, failure.to_json())] * 8
+            controller.refusals = [(status, failure.to_json())] * 3
             reasons: list[str] = []
             assert await transfers.fetch([digest_of(FILE)], reasons.append) == 1
             assert len(reasons) == 1
             assert "1 blobs are not here: pod a" in reasons[0]
+
+    run(scenario)
+
+
+def test_a_fetch_ends_when_it_is_cancelled_in_the_moment_in_which_it_is_told_to_hurry(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, _):
+
+            def supersede() -> None:
+                fetching.cancel()
+                transfers.hurry()
+
+            def begin_to_wait(_: str) -> None:
+                asyncio.get_running_loop().call_soon(supersede)
+
+            missing = [digest_of(b"of a deploy that was cut")]
+            fetching = asyncio.create_task(transfers.fetch(missing, begin_to_wait))
+            await asyncio.wait([fetching], timeout=5)
+            assert fetching.cancelled()
 
     run(scenario)
 

@@ -1,13 +1,14 @@
 """`kt apply`: manifests whose containers' commands run as apps."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
 import time
 
 import pytest
+
+from tests.local import commands
 
 WEB = """
 apiVersion: apps/v1
@@ -60,14 +61,7 @@ def service(shared_service_home):
 @pytest.fixture
 def kt(tmp_path):
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "kubetorch", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        return commands.kt(*arguments, cwd=tmp_path, NO_COLOR="1")
 
     yield run
     for name in ("web", "once", "single"):

@@ -23,6 +23,8 @@ from kubetorch.lib import sockets, websocket_protocol
 from kubetorch.local import lifetime
 from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import routes
+from tests.local import commands
+from tests.local.user_project import UserProject
 
 TIMEOUT = 60.0
 SERVER = Path(__file__).parents[1] / "app_server.py"
@@ -99,6 +101,16 @@ def web(project, port):
     deployed.app.teardown()
 
 
+@pytest.fixture(scope="module")
+def shared_web(tmp_path_factory, service):
+    """An app for all tests that leave it as it is."""
+    project = UserProject(tmp_path_factory.mktemp("shared") / "shop")
+    shutil.copy(SERVER, project.folder / "server.py")
+    deployed = Deployed(project, sockets.choose(()))
+    yield deployed
+    deployed.app.teardown()
+
+
 def wait_until(condition, timeout=TIMEOUT):
     deadline = time.monotonic() + timeout
     while not (outcome := condition()):
@@ -110,30 +122,30 @@ def wait_until(condition, timeout=TIMEOUT):
 # ------------------------------------------------------------------------------------ requests
 
 
-def test_requests_reach_the_app_and_its_answers_come_back(web):
-    status, headers, body = web.ask("/about?a=1&b=%20", "PUT", b"{}", X_Own="mine")
+def test_requests_reach_the_app_and_its_answers_come_back(shared_web):
+    status, headers, body = shared_web.ask("/about?a=1&b=%20", "PUT", b"{}", X_Own="mine")
 
     assert (status, headers["x-app"]) == (200, "yes")
     about = json.loads(body)
     assert (about["method"], about["query"]) == ("PUT", "a=1&b=%20")
     assert about["headers"]["x-own"] == "mine"
     assert about["headers"]["x-forwarded-prefix"] == "/http"
-    assert web.ask("/missing")[0] == 404
-    assert web.ask("/nothing")[0] == 204
-    assert web.ask("/", "HEAD")[2] == b""
+    assert shared_web.ask("/missing")[0] == 404
+    assert shared_web.ask("/nothing")[0] == 204
+    assert shared_web.ask("/", "HEAD")[2] == b""
 
 
-def test_the_app_runs_in_the_project_with_the_variables_of_its_pod(web):
-    about = web.about()
+def test_the_app_runs_in_the_project_with_the_variables_of_its_pod(shared_web):
+    about = shared_web.about()
 
     assert Path(about["cwd"]).name == "shop"
-    assert about["env"]["KT_APP_PORT"] == str(web.port)
-    assert about["env"]["KT_SERVICE_NAME"] == web.app.service_name
+    assert about["env"]["KT_APP_PORT"] == str(shared_web.port)
+    assert about["env"]["KT_SERVICE_NAME"] == shared_web.app.service_name
     assert not [name for name in about["env"] if name.startswith("KT_POD_")]
 
 
-def test_a_redirect_to_its_own_path_stays_below_the_prefix(web):
-    status, headers, _ = web.ask("/redirect")
+def test_a_redirect_to_its_own_path_stays_below_the_prefix(shared_web):
+    status, headers, _ = shared_web.ask("/redirect")
 
     assert (status, headers["location"]) == (302, "/http/about?x=1")
 
@@ -193,34 +205,36 @@ def test_a_server_below_a_shell_has_time_to_end_and_gives_its_port_free(project,
     assert capsys.readouterr().out.count("put away") == 2
 
 
-def test_a_request_needs_a_token(web):
-    assert web.ask(token=False)[0] == 401
-    assert web.ask(token=False, Authorization="Bearer wrong")[0] == 401
-    assert web.ask(token=False, X_Kubetorch_Token=web.token)[0] == 200
+def test_a_request_needs_a_token(shared_web):
+    assert shared_web.ask(token=False)[0] == 401
+    assert shared_web.ask(token=False, Authorization="Bearer wrong")[0] == 401
+    assert shared_web.ask(token=False, X_Kubetorch_Token=shared_web.token)[0] == 200
 
 
-def test_the_app_never_sees_a_token_but_its_own_authorization(web):
-    app_headers = web.about(Cookie=f"kubetorch-app-other={web.token}; own=1")["headers"]
+def test_the_app_never_sees_a_token_but_its_own_authorization(shared_web):
+    app_headers = shared_web.about(Cookie=f"kubetorch-app-other={shared_web.token}; own=1")[
+        "headers"
+    ]
     assert "authorization" not in app_headers
     assert app_headers["cookie"] == "own=1"
 
-    headers = {"X_Kubetorch_Token": web.token, "Authorization": "Basic abc"}
-    app_headers = web.about(token=False, **headers)["headers"]
+    headers = {"X_Kubetorch_Token": shared_web.token, "Authorization": "Basic abc"}
+    app_headers = shared_web.about(token=False, **headers)["headers"]
     assert app_headers["authorization"] == "Basic abc"
     assert "x-kubetorch-token" not in app_headers
 
 
-def test_a_browser_gets_a_cookie_for_the_token_in_the_address(web):
-    path = f"/about?a=1&kubetorch_token={web.token}&b=2"
-    status, headers, _ = web.ask(path, token=False)
+def test_a_browser_gets_a_cookie_for_the_token_in_the_address(shared_web):
+    path = f"/about?a=1&kubetorch_token={shared_web.token}&b=2"
+    status, headers, _ = shared_web.ask(path, token=False)
 
     assert (status, headers["location"]) == (303, "./about?a=1&b=2")
     assert "HttpOnly" in headers["set-cookie"]
     assert "SameSite=Strict" in headers["set-cookie"]
     cookie = headers["set-cookie"].partition(";")[0]
-    about = web.about("/about?a=1", token=False, Cookie=cookie)
+    about = shared_web.about("/about?a=1", token=False, Cookie=cookie)
     assert "cookie" not in about["headers"]
-    _, headers, _ = web.ask("/about?kubetorch_token=wrong", token=False)
+    _, headers, _ = shared_web.ask("/about?kubetorch_token=wrong", token=False)
     assert "set-cookie" not in headers
 
 
@@ -233,14 +247,14 @@ def test_a_browser_gets_a_cookie_for_the_token_in_the_address(web):
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"},
     ],
 )
-def test_pages_of_other_sites_are_refused_token_or_not(web, headers):
-    assert web.ask(**headers)[0] == 403
+def test_pages_of_other_sites_are_refused_token_or_not(shared_web, headers):
+    assert shared_web.ask(**headers)[0] == 403
 
 
-def test_the_page_of_the_app_itself_may_ask_and_links_to_it_work(web):
-    origin = f"http://127.0.0.1:{web.agent.port}"
-    assert web.ask(Origin=origin, Sec_Fetch_Site="same-origin")[0] == 200
-    assert web.ask(Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
+def test_the_page_of_the_app_itself_may_ask_and_links_to_it_work(shared_web):
+    origin = f"http://127.0.0.1:{shared_web.agent.port}"
+    assert shared_web.ask(Origin=origin, Sec_Fetch_Site="same-origin")[0] == 200
+    assert shared_web.ask(Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
 
 
 def test_a_public_app_needs_no_token_but_still_refuses_foreign_pages(project, port):
@@ -262,11 +276,13 @@ def test_a_public_app_needs_no_token_but_still_refuses_foreign_pages(project, po
 # ------------------------------------------------------------------------------------ streams
 
 
-def test_a_body_streams_in_both_directions_at_the_same_time(web):
-    with socket.create_connection((web.agent.hostname, web.agent.port), timeout=TIMEOUT) as sock:
+def test_a_body_streams_in_both_directions_at_the_same_time(shared_web):
+    with socket.create_connection(
+        (shared_web.agent.hostname, shared_web.agent.port), timeout=TIMEOUT
+    ) as sock:
         sock.sendall(
             b"POST /http/echo HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
-            + f"Authorization: Bearer {web.token}\r\n\r\n".encode()
+            + f"Authorization: Bearer {shared_web.token}\r\n\r\n".encode()
         )
         for word in (b"first", b"second", b"third"):
             sock.sendall(b"%x\r\n%s\r\n" % (len(word), word))
@@ -279,38 +295,32 @@ def test_a_body_streams_in_both_directions_at_the_same_time(web):
         assert sock.recv(65536).endswith(b"0\r\n\r\n")
 
 
-def test_a_large_body_arrives_whole(web):
+def test_a_large_body_arrives_whole(shared_web):
     body = bytes(range(256)) * 40_000
-    assert web.ask("/echo", "POST", body)[2] == body
+    assert shared_web.ask("/echo", "POST", body)[2] == body
 
 
-def test_a_slow_reader_holds_the_app_up_and_its_end_is_noticed(web):
+def test_a_slow_reader_holds_the_app_up_and_its_end_is_noticed(shared_web):
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         sock.settimeout(TIMEOUT)
-        sock.connect((web.agent.hostname, web.agent.port))
-        head = f"GET /http/flood HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {web.token}"
-        sock.sendall(head.encode() + b"\r\n\r\n")
+        sock.connect((shared_web.agent.hostname, shared_web.agent.port))
+        head = "GET /http/flood HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        sock.sendall(f"{head}Authorization: Bearer {shared_web.token}\r\n\r\n".encode())
         assert b"200" in sock.recv(64)
 
         def sent_now():
-            before = web.about()["sent"]
+            before = shared_web.about()["sent"]
             time.sleep(0.2)
-            return web.about()["sent"] - before == 0 and before
+            return shared_web.about()["sent"] - before == 0 and before
 
         sent = wait_until(sent_now)
         assert sent < 64 * 1024 * 1024
-    wait_until(lambda: "reader gone" in log(web.app))
+    wait_until(lambda: "reader gone" in log(shared_web.app))
 
 
 def log(app):
-    completed = subprocess.run(
-        [str(Path(sys.executable).with_name("kt")), "logs", app.service_name],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return completed.stdout
+    return commands.kt("logs", app.service_name).stdout
 
 
 def test_an_answer_that_breaks_off_is_no_complete_one(web):
@@ -383,8 +393,8 @@ class Socket:
             self.closed = websocket_protocol.parse_close(payload)[0]
 
 
-def test_a_websocket_reaches_the_app(web):
-    echo = Socket(web)
+def test_a_websocket_reaches_the_app(shared_web):
+    echo = Socket(shared_web)
     assert echo.status == 101
     echo.send(b"hello", websocket_protocol.TEXT)
     assert echo.next() == (websocket_protocol.TEXT, b"hello")
@@ -405,13 +415,13 @@ def test_a_websocket_that_vanishes_is_gone_for_the_app_too(web):
     wait_until(lambda: "socket closed" in log(web.app))
 
 
-def test_a_websocket_needs_a_token_and_a_page_of_this_machine(web):
+def test_a_websocket_needs_a_token_and_a_page_of_this_machine(shared_web):
     for options, status in (
         ({"token": False}, 401),
         ({"Origin": "https://evil.example"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
     ):
-        refused = Socket(web, **options)
+        refused = Socket(shared_web, **options)
         assert refused.status == status
         refused.sock.close()
 
@@ -537,9 +547,9 @@ def test_a_failing_version_is_told_with_its_last_lines_and_the_one_before_comes_
 def test_a_health_check_that_never_passes_fails_the_deploy_in_time(project, port):
     started = time.monotonic()
     with pytest.raises(
-        kt.ServiceHealthError, match=r"GET /missing with 200 .* within 1\d s"
+        kt.ServiceHealthError, match=r"GET /missing with 200 .* within \d s"
     ) as raised:
-        failing(project, port, health_check="/missing", launch_timeout=20)
+        failing(project, port, health_check="/missing", launch_timeout=10)
     assert "listening" in str(raised.value)
     assert time.monotonic() - started < 60
 
@@ -590,13 +600,13 @@ def test_other_pods_that_want_its_port_come_after_the_old_ones(web):
 
 def test_requests_count_as_activity_and_a_quiet_app_is_torn_down(project, port):
     web = Deployed(project, port)
-    web.deploy(inactivity_ttl="5s")
+    web.deploy(inactivity_ttl="3s")
     begun = time.monotonic()
-    while time.monotonic() - begun < 6:
+    while time.monotonic() - begun < 4:
         assert web.ask()[0] == 200
         time.sleep(0.2)
     open_socket = Socket(web)
-    time.sleep(6.0)
+    time.sleep(4.0)
     assert view_of(web.app).pods[0].calls == 1
     open_socket.sock.close()
 
@@ -635,7 +645,7 @@ app.follow()
 def followed(project):
     """A program that follows its app, which is torn down at the end."""
     yield project.write("program.py", FOLLOWED)
-    subprocess.run(["kt", "teardown", "followed", "-y"], check=True, timeout=100)
+    commands.kt("teardown", "followed", "-y").check_returncode()
 
 
 def test_lines_that_a_deploy_has_shown_are_not_followed_again(project, followed):

@@ -126,7 +126,7 @@ def test_a_class_can_be_named_by_text(flaky, run):
 def test_timeouts_and_values_that_cannot_travel_run_again_only_if_they_are_named(
     flaky, run, how, kind
 ):
-    patient = flaky.options(timeout=5)
+    patient = flaky.options(timeout=2.5)
     error, count = run(patient.options(retry_on=(Exception,)), 1, how)
     assert (type(error), count) == (kind, 1)
 
@@ -135,7 +135,7 @@ def test_timeouts_and_values_that_cannot_travel_run_again_only_if_they_are_named
     ("how", "kind"), [("sleep", kt.CallTimeoutError), ("object", kt.SerializationError)]
 )
 def test_each_attempt_after_a_named_timeout_has_its_own_timeout(flaky, run, how, kind):
-    assert run(flaky.options(timeout=5, retry_on=(kind,)), 2, how) == (3, 3)
+    assert run(flaky.options(timeout=2.5, retry_on=(kind,)), 2, how) == (3, 3)
 
 
 def test_an_idempotency_key_keeps_the_end_of_the_last_attempt(flaky, run):
@@ -201,7 +201,7 @@ def test_a_spawned_call_that_waits_to_run_again_holds_no_slot(program, tmp_path)
     handle = patient.spawn(str(tmp_path / "first"), 9, "busy")
     until((tmp_path / "first").exists)
     assert narrow.options(queue_timeout=100)(str(tmp_path / "second"), 0, "") == 1
-    interrupted = narrow.options(retries=1, retry_on=kt.CallTimeoutError, timeout=5, backoff=0.1)
+    interrupted = narrow.options(retries=1, retry_on=kt.CallTimeoutError, timeout=2.5, backoff=0.1)
     assert interrupted.spawn(str(tmp_path / "third"), 1, "sleep").result(timeout=100) == 2
     handle.cancel()
     backend.route(backend.session(), "default", "narrow").close()

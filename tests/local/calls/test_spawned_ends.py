@@ -18,7 +18,7 @@ from shared import WHOLE
 from tests.local.user_project import UserProject
 
 #: Programs, and what each of them spawns.
-PROGRAMS, CALLS = (100 if WHOLE else 3), 1000
+PROGRAMS, CALLS = (100, 1000) if WHOLE else (1, 300)
 
 NOTE = """
 import sys

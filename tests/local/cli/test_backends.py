@@ -4,15 +4,13 @@ not replaced by this machine in silence."""
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kubetorch.local import lifetime
+from tests.local import commands
 from tests.local.fake_cluster import FakeCluster
 
 PROGRAM = """
@@ -74,16 +72,12 @@ def dead(server="https://127.0.0.1:1"):
     )
 
 
+#: No cluster is chosen.
+SETTINGS = {"KT_BACKEND": "auto", "KUBECONFIG": "", "NO_COLOR": "1"}
+
+
 def run(folder, *command, **environ):
-    settings = {"KT_BACKEND": "auto", "KUBECONFIG": "", "NO_COLOR": "1", **environ}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return commands.python(*command, cwd=folder, **{**SETTINGS, **environ})
 
 
 def program(folder, *arguments, **environ):
@@ -104,7 +98,7 @@ def answered(folder):
 
 
 def kt(folder, *arguments, **environ):
-    return run(folder, "-m", "kubetorch", *arguments, **environ)
+    return commands.kt(*arguments, cwd=folder, **{**SETTINGS, **environ})
 
 
 # ------------------------------------------------------------------------------------- the line
@@ -305,17 +299,15 @@ def files(folder):
     (folder / "manifest.yaml").write_text(json.dumps(manifest))
 
 
-def all_at_once(folder, **environ):
+def all_changing(folder, **environ):
     """What each of these commands comes to."""
-    with ThreadPoolExecutor(4) as threads:
-        ends = threads.map(lambda words: kt(folder, *words, **environ), CHANGING)
-        return dict(zip(CHANGING, ends, strict=True))
+    return {words: kt(folder, *words, **environ) for words in CHANGING}
 
 
 @pytest.mark.usefixtures("files")
 def test_a_command_that_changes_something_refuses_to_guess_where(folder, default):
     default(dead())
-    for command, completed in all_at_once(folder).items():
+    for command, completed in all_changing(folder).items():
         assert completed.returncode == 1, (command, completed)
         assert "the API server does not answer: context 'dead'" in completed.stderr, command
         assert LOCAL in completed.stderr, command
@@ -323,7 +315,7 @@ def test_a_command_that_changes_something_refuses_to_guess_where(folder, default
 
 @pytest.mark.usefixtures("files")
 def test_a_command_that_changes_something_says_where(folder):
-    for command, completed in all_at_once(folder, KT_BACKEND="local", KT_NAMESPACE="team").items():
+    for command, completed in all_changing(folder, KT_BACKEND="local", KT_NAMESPACE="team").items():
         first, *further_lines = completed.stderr.splitlines()
         assert first == "backend local: this machine, namespace team", command
         assert not any("pods run" in line for line in further_lines), command

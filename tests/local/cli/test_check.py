@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import yaml
 
 from kubetorch.local import lifetime
+from tests.local import commands
 
 #: An API server that nobody is.
 NOWHERE = "http://127.0.0.1:1"
@@ -32,13 +31,7 @@ def kt(tmp_path):
         if token is not None:
             file.write_text(yaml.safe_dump({**content, "users": [user]}))
         settings = {"KUBECONFIG": str(file), "KT_BACKEND": "kubernetes", "KT_API_URL": api_url}
-        return subprocess.run(
-            [sys.executable, "-m", "kubetorch", *arguments],
-            env={**os.environ, "HOME": str(tmp_path), **settings},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return commands.kt(*arguments, HOME=str(tmp_path), **settings)
 
     return run
 
@@ -69,13 +62,7 @@ def test_without_a_cluster_it_ends_well_and_says_that_programs_run_here(tmp_path
     environ = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     settings = {"HOME": str(tmp_path), "KT_BACKEND": "auto"}
     for words in (["check"], ["check", "--json"]):
-        completed = subprocess.run(
-            [sys.executable, "-m", "kubetorch", *words],
-            env={**environ, **settings},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        completed = commands.kt(*words, env=environ, **settings)
         assert completed.returncode == 0, completed.stdout
         assert "programs run here, on this machine (there is no kubeconfig)" in completed.stdout
 

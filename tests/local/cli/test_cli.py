@@ -13,6 +13,8 @@ import textwrap
 
 import pytest
 
+from tests.local import commands
+
 SOURCE = """
 import logging
 import time
@@ -54,15 +56,7 @@ COMPUTE = ["--compute", '{"cpus": "0.1"}']
 
 def kt(*arguments, cwd=None, stdin="", **environ):
     """Run `kt` as a user would; whatever it says comes back."""
-    return subprocess.run(
-        [sys.executable, "-m", "kubetorch", *arguments],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1", **environ},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return commands.kt(*arguments, cwd=cwd, stdin=stdin, **{"NO_COLOR": "1", **environ})
 
 
 def ok(*arguments, **options):

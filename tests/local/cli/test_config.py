@@ -1,11 +1,10 @@
 """`kt config`: what it shows, what it writes, and how it refuses."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.local import commands
 
 
 @pytest.fixture
@@ -14,13 +13,7 @@ def kt(tmp_path):
     file = tmp_path / "config.yaml"
 
     def run(*arguments, **environ):
-        return subprocess.run(
-            [sys.executable, "-m", "kubetorch", "config", *arguments],
-            env={**os.environ, "KT_CONFIG_FILE": str(file), **environ},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        return commands.kt("config", *arguments, **{"KT_CONFIG_FILE": str(file), **environ})
 
     run.file = file
     return run

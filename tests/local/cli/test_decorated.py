@@ -1,11 +1,12 @@
 """`kt deploy` of files whose functions and classes are decorated."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.local import commands
 
 SOURCE = """
 import os
@@ -62,14 +63,7 @@ print(factorial(4), asyncio.run(stage()), asyncio.iscoroutinefunction(stage), Co
 
 
 def kt(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "kubetorch", *arguments],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return commands.kt(*arguments, cwd=cwd, NO_COLOR="1")
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +83,7 @@ def project(shared_service_home, tmp_path_factory):
 def python(folder, name, source=None):
     if source is not None:
         (folder / name).write_text(source)
-    completed = subprocess.run(
-        [sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=100
-    )
+    completed = commands.python(name, cwd=folder)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return completed.stdout.splitlines()[-1]
 

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import yaml
+
+from tests.local import commands
 
 
 @pytest.fixture
@@ -15,13 +15,8 @@ def kt(tmp_path):
 
     def run(*arguments, **environ):
         inherited = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
-        return subprocess.run(
-            [sys.executable, "-m", "kubetorch", *arguments],
-            env={**inherited, "HOME": str(tmp_path), "KT_BACKEND": "auto", **environ},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        settings = {"HOME": str(tmp_path), "KT_BACKEND": "auto", **environ}
+        return commands.kt(*arguments, env=inherited, **settings)
 
     return run
 

@@ -12,15 +12,11 @@ import time
 
 import pytest
 
+from tests.local import commands
+
 
 def kt(*arguments, **environ):
-    return subprocess.run(
-        [sys.executable, "-m", "kubetorch", *arguments],
-        env={**os.environ, "NO_COLOR": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return commands.kt(*arguments, **{"NO_COLOR": "1", **environ})
 
 
 def shown(*arguments):

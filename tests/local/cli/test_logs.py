@@ -10,6 +10,8 @@ from queue import Empty, Queue
 
 import pytest
 
+from tests.local import commands
+
 #: A test runs `kt` many times.
 pytestmark = pytest.mark.timeout(300)
 SOURCE = """
@@ -20,14 +22,7 @@ def say(*words):
 
 
 def kt(*arguments, cwd=None):
-    completed = subprocess.run(
-        [sys.executable, "-m", "kubetorch", *arguments],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    completed = commands.kt(*arguments, cwd=cwd, NO_COLOR="1")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return completed.stdout
 

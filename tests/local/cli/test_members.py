@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.local import commands
+
 BASE = """
 class Base:
     @property
@@ -73,14 +75,7 @@ TARGETS = ("pos", "numbers", "export", "Heir", "PropFirst", "OnlyCall", "Hidden"
 
 
 def kt(*arguments, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "kubetorch", *arguments],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return commands.kt(*arguments, cwd=cwd, NO_COLOR="1")
 
 
 def shown(*arguments):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import kubetorch as kt
+from tests.local import commands
 
 PROGRAM = """
 import asyncio, sys, threading, time
@@ -100,12 +101,8 @@ OURS = os.path.dirname(kt.__file__)  # noqa: PTH120  # a piece of text
 
 @pytest.fixture(scope="module", autouse=True)
 def service(shared_service_home):
-    subprocess.run(
-        ["kt", "secrets", "create", "hf-token", "-v", "HF_TOKEN"],
-        env={**os.environ, "HF_TOKEN": "x"},
-        check=True,
-        timeout=60,
-    )
+    create = commands.kt("secrets", "create", "hf-token", "-v", "HF_TOKEN", HF_TOKEN="x")
+    create.check_returncode()
     return shared_service_home
 
 
@@ -125,13 +122,7 @@ def command(program, *words):
 
 
 def errors_of(program, *words, **variables):
-    completed = subprocess.run(
-        command(program, *words),
-        env=dict(os.environ, **variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    completed = commands.python(str(program), *words, timeout=60, **variables)
     assert completed.returncode == 1
     return completed.stderr
 
@@ -222,9 +213,7 @@ def test_the_one_setting_that_is_named_is_enough(program):
     assert (values, plain.n) == ({1, 2}, 3)
     with pytest.raises(AttributeError, match="did you mean run"):
         model.rum  # noqa: B018
-    completed = subprocess.run(
-        ["kt", "call", "pickled:run", "-a", "[1]"], capture_output=True, text=True, timeout=60
-    )
+    completed = commands.kt("call", "pickled:run", "-a", "[1]")
     assert completed.stdout == "Result: 1\n"
     kt.cls(users.Model, name="pickled").teardown()
 
@@ -271,16 +260,14 @@ def interrupted(words, *, status=-signal.SIGINT, stderr=subprocess.PIPE, is_show
 
 
 def kt_status(name):
-    return subprocess.run(["kt", "status", name], capture_output=True, text=True, timeout=60)
+    return commands.kt("status", name)
 
 
 def test_the_cli_finds_a_service_as_its_function_is_called(program):
     errors_of(program, "typo")
     completed = kt_status("long_jo")
     assert (completed.returncode, "did you mean long-job?" in completed.stderr) == (1, True)
-    completed = subprocess.run(
-        ["kt", "teardown", "long_jo"], capture_output=True, text=True, timeout=60
-    )
+    completed = commands.kt("teardown", "long_jo")
     assert (completed.returncode, "did you mean long-job?" in completed.stderr) == (1, True)
     assert kt_status("long-job").returncode == 0
     # The name without the user name, or the branch, in front of it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ import pytest
 
 import kubetorch as kt
 from benchmarks import wheels
+from tests.local import commands
 from tests.local.service_harness import in_background
 from tests.local.user_project import UserProject
 
@@ -48,31 +48,41 @@ def value(tmp_path):
     project.forget()
 
 
-def test_commands_tell_exit_code_output_and_errors_one_after_the_other(value):
-    outputs = value.compute.run_bash(["echo out; echo err >&2", "echo why; exit 3"])
+@pytest.fixture(scope="module")
+def shared_value(tmp_path_factory, service):
+    """A function for all tests that install nothing in its pod."""
+    project = UserProject(tmp_path_factory.mktemp("shared") / "shop")
+    handle = kt.fn(project.module(SOURCE).value, name="shared").to(kt.Compute(cpus="0.1"))
+    yield handle
+    handle.teardown()
+    project.forget()
+
+
+def test_commands_tell_exit_code_output_and_errors_one_after_the_other(shared_value):
+    outputs = shared_value.compute.run_bash(["echo out; echo err >&2", "echo why; exit 3"])
     assert outputs == [[0, "out\n", "err\n"], [3, "", "why\n"]]
 
 
-def test_commands_run_where_the_workers_run(value):
-    pod = value.service_config["pods"][0]["name"]
-    (output_of_pod,) = value.compute.run_bash("pwd; echo $POD_NAME; ls", node=pod)
+def test_commands_run_where_the_workers_run(shared_value):
+    pod = shared_value.service_config["pods"][0]["name"]
+    (output_of_pod,) = shared_value.compute.run_bash("pwd; echo $POD_NAME; ls", node=pod)
     folder, name, *entries = output_of_pod[1].split()
     assert (Path(folder).name, name) == ("work", pod)
     assert "shop" in entries
 
 
-def test_kt_exec_runs_a_command_in_a_pod(value):
-    words = ["kt", "exec", value.service_name, "--", "sh", "-c", "echo $POD_NAME; exit 3"]
-    completed = subprocess.run(words, capture_output=True, text=True, timeout=100)
-    (pod,) = value.service_config["pods"]
+def test_kt_exec_runs_a_command_in_a_pod(shared_value):
+    words = ("--", "sh", "-c", "echo $POD_NAME; exit 3")
+    completed = commands.kt("exec", shared_value.service_name, *words)
+    (pod,) = shared_value.service_config["pods"]
     assert (completed.returncode, completed.stdout) == (3, f"{pod['name']}\n")
 
 
-def test_a_pod_that_is_not_there_is_named(value):
+def test_a_pod_that_is_not_there_is_named(shared_value):
     with pytest.raises(kt.SpecError, match="'other'"):
-        value.compute.run_bash("true", node="other")
+        shared_value.compute.run_bash("true", node="other")
     with pytest.raises(kt.SpecError, match="sidecar"):
-        value.compute.run_bash("true", container="sidecar")
+        shared_value.compute.run_bash("true", container="sidecar")
 
 
 def test_pods_are_chosen_by_their_index_too(tmp_path):
@@ -139,15 +149,15 @@ def test_what_is_installed_in_both_places_is_left_as_it_is(value):
     assert value.compute.run_bash("ls ../packages")[0][1] == ""
 
 
-def test_a_requirement_that_cannot_be_installed_is_an_error_with_its_output(value, index):
+def test_a_requirement_that_cannot_be_installed_is_an_error_with_its_output(shared_value, index):
     with pytest.raises(kt.ImageStepError, match="nothing-like-this") as failed:
-        value.compute.pip_install(f"--no-index --find-links {index} nothing-like-this")
+        shared_value.compute.pip_install(f"--no-index --find-links {index} nothing-like-this")
     assert failed.value.exit_code == 1
 
 
-def test_a_comparison_beside_flags_is_no_redirection(value, index):
+def test_a_comparison_beside_flags_is_no_redirection(shared_value, index):
     with pytest.raises(kt.ImageStepError, match="delta>=2"):
-        value.compute.pip_install(f"--no-index --find-links {index} delta>=2")
+        shared_value.compute.pip_install(f"--no-index --find-links {index} delta>=2")
 
 
 def test_a_package_that_is_synced_is_importable_at_once(value, tmp_path):
@@ -194,9 +204,9 @@ def test_sources_outside_the_project_are_seen_as_they_are_after_a_command(tmp_pa
         project.forget()
 
 
-def test_a_token_for_calls_is_not_enough(value, service):
-    (pod,) = value.service_config["pods"]
-    view = kt.globals.session().get_workload("default", value.service_name)
+def test_a_token_for_calls_is_not_enough(shared_value, service):
+    (pod,) = shared_value.service_config["pods"]
+    view = kt.globals.session().get_workload("default", shared_value.service_name)
     address = urlsplit(pod["url"])
     for token, status in ((view.token, 401), ((service / "token").read_text(), 200)):
         connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
@@ -206,8 +216,8 @@ def test_a_token_for_calls_is_not_enough(value, service):
         connection.close()
 
 
-def test_a_command_ends_with_the_client_that_wanted_it(value, service):
-    (pod,) = value.service_config["pods"]
+def test_a_command_ends_with_the_client_that_wanted_it(shared_value, service):
+    (pod,) = shared_value.service_config["pods"]
     address = urlsplit(pod["url"])
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
     body = '{"step": {"command": "echo $$; trap \\"\\" PIPE; sleep 50"}}'
@@ -218,4 +228,4 @@ def test_a_command_ends_with_the_client_that_wanted_it(value, service):
     answer.close()
     connection.close()
     wait = f"while kill -0 {pid} 2>/dev/null; do sleep 0.05; done; echo gone"
-    assert value.compute.run_bash(wait)[0][1] == "gone\n"
+    assert shared_value.compute.run_bash(wait)[0][1] == "gone\n"

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import kubetorch as kt
+from tests.local import commands
 
 PROGRAM = """
 import time
@@ -40,9 +41,7 @@ def jobs(tmp_path_factory):
 
 
 def run_kt(*words, **environ):
-    completed = subprocess.run(
-        ["kt", *words], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
-    )
+    completed = commands.kt(*words, **environ)
     assert completed.returncode == 0, completed.stderr
     return completed.stdout
 
@@ -110,9 +109,10 @@ if __name__ == "__main__":
     elif what == "call":
         kt.fn(fit).to(compute)(40)
     elif what == "deploy":
-        image = kt.Image().run_bash("sleep 3; echo first", force=True)
-        image.run_bash(f"sleep {sys.argv[2]}; echo second", force=True)
-        kt.fn(build, name=f"build{sys.argv[3]}").to(kt.Compute(cpus="0.1", image=image))
+        first, second, name = sys.argv[2:]
+        image = kt.Image().run_bash(f"sleep {first}; echo first", force=True)
+        image.run_bash(f"sleep {second}; echo second", force=True)
+        kt.fn(build, name=f"build{name}").to(kt.Compute(cpus="0.1", image=image))
 """
 
 
@@ -165,7 +165,7 @@ def screen(text):
 
 def test_values_of_a_map_stand_above_its_bar_and_are_whole(shown):
     text = on_a_terminal(shown, "map", NO_COLOR="1")
-    assert re.search(r"square +━*─* +\d+ of 30 calls ended +\ds", text)
+    assert re.search(r"square +━*─* +\d+ of 30 calls ended +\d+s", text)
     assert [line for line in screen(text) if not line.startswith(("kubetorch:", "(square)"))] == [
         f"value {n * n}" for n in range(30)
     ]
@@ -173,7 +173,7 @@ def test_values_of_a_map_stand_above_its_bar_and_are_whole(shown):
 
 def test_lines_of_a_call_stand_above_its_progress_and_are_whole(shown):
     text = on_a_terminal(shown, "call", NO_COLOR="1")
-    assert re.search(r"fit-\S+ +━*─* +\d+% \d+/40 epoch \d+ +\ds", text)
+    assert re.search(r"fit-\S+ +━*─* +\d+% \d+/40 epoch \d+ +\d+s", text)
     lines = [line for line in screen(text) if " line " in line]
     assert [line.partition(") ")[2] for line in lines] == [f"line {n}" for n in range(40)]
     assert "epoch" not in "\n".join(screen(text))
@@ -183,10 +183,10 @@ def test_a_deploy_has_a_bar_for_its_upload_and_its_steps(shown):
     # Something to upload, which does not shrink on the way.
     weights = shown.with_name("weights.bin")
     weights.write_bytes(os.urandom(150 * 2**20))
-    text = on_a_terminal(shown, "deploy", "1.2", "a", NO_COLOR="")
+    text = on_a_terminal(shown, "deploy", "3", "1.2", "a", NO_COLOR="")
     weights.unlink()
     assert re.search(r"uploading \d+\.\d of 150\.\d MiB", text)
-    assert re.search(r"step 1/2: RUN sleep 3; echo first # force +\ds", text)
+    assert re.search(r"step 1/2: RUN sleep 3; echo first # force +\d+s", text)
     assert "\x1b[38" in text or "\x1b[3" in text
     lines = screen(re.sub(r"\x1b\[[0-9;]*m", "", text))
     assert [line for line in lines if line.startswith("(builda)")][-2:] == [
@@ -197,7 +197,7 @@ def test_a_deploy_has_a_bar_for_its_upload_and_its_steps(shown):
 
 
 def test_ctrl_c_takes_the_bar_away(shown):
-    text = on_a_terminal(shown, "deploy", "60", "b", interrupt_at="step 2/2", NO_COLOR="1")
+    text = on_a_terminal(shown, "deploy", "0.5", "60", "b", interrupt_at="step 2/2", NO_COLOR="1")
     lines = screen(text)
     assert (
         lines[-1]
@@ -209,7 +209,8 @@ def test_ctrl_c_takes_the_bar_away(shown):
 
 @pytest.mark.parametrize("is_dumb", [False, True])
 def test_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(shown, is_dumb):
-    words, name = ("deploy", "12", "c" if is_dumb else "d"), "buildc" if is_dumb else "buildd"
+    name = "c" if is_dumb else "d"
+    words = ("deploy", "0.5", "8", name)
     if is_dumb:
         text = on_a_terminal(shown, *words, TERM="dumb")
     else:
@@ -219,10 +220,13 @@ def test_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(shown, is_d
         text = completed.stderr
     assert "\x1b" not in text
     lines = text.splitlines()
-    assert f"({name}) step 2/2: RUN sleep 12; echo second # force" in lines
-    assert any(re.fullmatch(r"\(\w+\) step 2/2: RUN sleep 12; .*, \d+s", line) for line in lines)
+    assert f"(build{name}) step 2/2: RUN sleep 8; echo second # force" in lines
+    assert any(re.fullmatch(r"\(\w+\) step 2/2: RUN sleep 8; .*, \d+s", line) for line in lines)
+
+
+def test_a_program_that_is_quiet_has_no_such_line(shown):
     quiet = subprocess.run(
-        [sys.executable, str(shown), "deploy", "5.5", name[-1]],
+        [sys.executable, str(shown), "deploy", "0.5", "5.5", "e"],
         env={**os.environ, "KT_QUIET": "true"},
         capture_output=True,
         text=True,

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -13,6 +10,7 @@ from kubetorch._version import __version__
 from kubetorch.install import releases
 from local.fake_apiserver import FakeApiServer
 from local.object_server import ObjectServer
+from tests.local import commands
 
 SPACE = "kubetorch"
 OLD = "0.1.0"
@@ -43,13 +41,7 @@ def kt(tmp_path):
         user = {"name": "u", "user": {"token": "x"}}
         content = {"current-context": "c", "clusters": [cluster], "contexts": [context]}
         file.write_text(yaml.safe_dump({**content, "users": [user]}))
-        return subprocess.run(
-            [sys.executable, "-m", "kubetorch", *arguments],
-            env={**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(file)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        return commands.kt(*arguments, HOME=str(tmp_path), KUBECONFIG=str(file))
 
     run.run_at = ask_at
     return run
@@ -76,7 +68,7 @@ def test_a_dry_run_has_the_values_that_were_given_before(kt, command):
 def test_a_dry_run_says_that_no_cluster_told_it_what_was_given_before(kt):
     completed = kt.run_at("http://127.0.0.1:1", ("install", "--dry-run", "--json"))
     assert deployment(completed)["replicas"] == 1
-    assert "values that were given before, if any, are not in it" in completed.stderr
+    assert "lack the values of an earlier installation, if any" in completed.stderr
 
 
 def test_an_upgrade_does_not_leave_the_image_of_the_version_before(kt):

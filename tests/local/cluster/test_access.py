@@ -87,12 +87,41 @@ def workload(namespace: str, name: str, verb: str = "") -> str:
         ("POST", f"{routes.BLOBS_FETCH}?namespace=b"),
         ("POST", f"{routes.BLOBS_MISSING}?namespace=b"),
         ("POST", routes.BLOBS),
+        *(("POST", routes.data("b", verb)) for verb in ("put", "find", "rm", "blobs")),
+        ("POST", routes.data("b", "blobs-missing")),
+        ("POST", routes.data("b", "blobs-fetch")),
+        ("GET", routes.data("b", "ls")),
         ("GET", routes.STATUS),
     ],
 )
 def test_a_user_of_one_namespace_touches_no_other(shared: World, method: str, path: str) -> None:
     status, answer = shared.request(method, path, "ann's", b"{}")
     assert (status, answer["error_type"]) == (403, "ForbiddenError"), answer
+
+
+def test_a_pod_has_the_data_of_its_namespace_and_of_no_other(shared: World) -> None:
+    find = b'{"path": "k"}'
+    assert shared.request("POST", routes.data("a", "find"), POD, find) == (200, {"keys": []})
+    status, answer = shared.request("POST", routes.data("b", "find"), POD, find)
+    assert (status, answer["error_type"]) == (403, "ForbiddenError"), answer
+
+
+def test_a_user_who_may_only_read_data_puts_none(shared: World) -> None:
+    shared.reviews.users["eve's"] = ("eve", "", "")
+    shared.reviews.allow("eve", "get list", f"{KIND}/data", "a")
+    find = shared.request("POST", routes.data("a", "find"), "eve's", b'{"path": "k"}')
+    assert find == (200, {"keys": []})
+    assert shared.request("GET", routes.data("a", "ls"), "eve's") == (200, [])
+    for verb in ("put", "rm", "blobs", "blobs-missing"):
+        status, answer = shared.request("POST", routes.data("a", verb), "eve's", b"{}")
+        assert status == 403, answer
+    # The blobs of deploys lie in the same folder.
+    secret = b"arguments of a class"
+    upload = f"{routes.BLOBS}?namespace=a"
+    assert shared.request("POST", upload, "ann's", pack([secret]))[0] == 200
+    names = json.dumps({"blobs": [digest_of(secret)]}).encode()
+    status, answer = shared.request("POST", routes.data("a", "blobs-fetch"), "eve's", names)
+    assert (status, answer["error_type"]) == (404, "DataStoreError"), answer
 
 
 def test_a_spec_of_another_namespace_does_not_get_in_by_the_path_of_ones_own(
@@ -208,7 +237,8 @@ def test_a_kind_of_ones_own_takes_a_right_of_the_controller_and_the_error_grants
         verbs = "get,list,watch,create,update,patch,delete"
         kind = "kubetorch-fleets.example.com"
         return (
-            f"kubectl create clusterrole {kind} --verb={verbs} --resource=fleets.example.com\n"
+            f"kubectl create clusterrole {kind} --verb={verbs} --resource=fleets.example.com "
+            "--dry-run=client -o yaml | kubectl apply -f -\n"
             f"kubectl create rolebinding {kind} -n a --clusterrole={kind} {' '.join(subjects)}\n"
         )
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 import sys
 import time
 
@@ -522,6 +524,25 @@ time.sleep(100)
         async with client_of(answers(ok({})), user=user) as (client, _):
             with pytest.raises(errors.KubernetesCredentialsError, match="did not end within 1 s"):
                 await client.get(WEB)
+
+    asyncio.run(scenario())
+
+
+def test_a_plugin_is_given_up_though_its_browser_goes_on_with_its_pipes(tmp_path):
+    browser = tmp_path / "browser"
+    text = f"""
+import pathlib, subprocess, sys, time
+browser = subprocess.Popen(["sleep", "60"], start_new_session=True)
+pathlib.Path({str(browser)!r}).write_text(str(browser.pid))
+time.sleep(60)
+"""
+    user = User(plugin=dataclasses.replace(plugin(tmp_path, text).plugin, timeout=0.5))
+
+    async def scenario():
+        async with client_of(answers(ok({})), user=user) as (client, _):
+            with pytest.raises(errors.KubernetesCredentialsError, match="did not end"):
+                await asyncio.wait_for(client.get(WEB), 10.0)
+        os.kill(int(browser.read_text()), signal.SIGKILL)
 
     asyncio.run(scenario())
 

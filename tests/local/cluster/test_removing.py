@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from kubetorch.install.remove import Removal
 from kubetorch.manifests import labels
 from local.cluster.test_installing import DEFINITION, install, scenario
 from local.small_apiserver import WORKLOADS
+from tests.local import commands
 
 SPACE = "kubetorch"
 LABELS_OF_OTHERS = {
@@ -196,15 +195,10 @@ async def kt(server, *arguments):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kubeconfig"
         file.write_text(json.dumps(kubeconfig))
-        started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kubetorch", *arguments),
-            env={**os.environ, "HOME": folder, "KUBECONFIG": str(file), "KT_BACKEND": "auto"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, errors = await asyncio.wait_for(started.communicate(), 60)
-    assert started.returncode == 0, errors.decode()
-    return output.decode()
+        settings = {"HOME": folder, "KUBECONFIG": str(file), "KT_BACKEND": "auto"}
+        completed = await asyncio.to_thread(commands.kt, *arguments, **settings)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def as_helm(server):

@@ -384,3 +384,6 @@ def test_a_pod_that_answers_with_a_pickle_is_not_believed():
         for codec in ("json", "none"):
             with pytest.raises(SerializationError, match="has not asked for"):
                 caller(route, "bomb", serialization=codec)()
+        arguments = codecs.encode("pickle", {"args": (), "kwargs": {}})
+        with pytest.raises(SerializationError, match=r"(?s)has not asked for.*kt replay --trust"):
+            caller(route, "bomb").run_encoded("pickle", arguments, takes_pickle=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import zstandard
 
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.sdk.controller import Controller
 from kubetorch.wire import blobs as records
 from kubetorch.wire import routes
 from tests.local.service_harness import FAKE, Service, pack
@@ -52,6 +54,14 @@ def test_stored_blobs_are_not_missing_and_come_back(service: Service, tmp_path: 
         receiver.feed(response.read())
     assert len(receiver.finish()) == 3
     assert [store.read(digest_of(blob)) for blob in blobs] == blobs
+
+
+def test_blobs_come_back_whether_they_compress_or_not(service: Service) -> None:
+    blobs = [b"x = 1\n" * 100, os.urandom(100_000), b"y = 2\n" * 100]
+    service.request("POST", routes.BLOBS, pack(blobs))
+    with service.client() as client:
+        content = Controller(client).get_blobs([digest_of(blob) for blob in blobs], "default")
+    assert list(content.values()) == blobs
 
 
 def test_a_blob_that_is_not_here_cannot_be_fetched(service: Service) -> None:

@@ -18,7 +18,14 @@ from tests.local.service_harness import FAKE, Service, is_ready, pack
 
 
 @pytest.fixture
-def service(service_home: Path) -> Iterator[Service]:
+def service(fake_service: Service) -> Service:
+    fake_service.deploy("f")
+    return fake_service
+
+
+@pytest.fixture
+def own_service(service_home: Path) -> Iterator[Service]:
+    """A service that the test kills."""
     service = Service(service_home, FAKE).start()
     service.deploy("f")
     yield service
@@ -48,44 +55,44 @@ def result(service: Service, call_id: str) -> tuple[int, bytes]:
         return response.status, response.read()
 
 
-def test_a_reported_call_is_listed_and_found(service: Service) -> None:
-    report(service, "c1", state="running")
-    status, listed = service.request("GET", f"{routes.CALLS}?namespace=default&workload=f")
+def test_a_reported_call_is_listed_and_found(own_service: Service) -> None:
+    report(own_service, "c1", state="running")
+    status, listed = own_service.request("GET", f"{routes.CALLS}?namespace=default&workload=f")
     assert status == 200
     assert [(call["id"], call["state"]) for call in listed] == [("c1", "running")]
-    assert service.request("GET", f"{routes.CALLS}?workload=other") == (200, [])
-    _, view = service.request("GET", routes.call("c1"))
-    assert view["pod"] == service.get("f").pods[0].name
+    assert own_service.request("GET", f"{routes.CALLS}?workload=other") == (200, [])
+    _, view = own_service.request("GET", routes.call("c1"))
+    assert view["pod"] == own_service.get("f").pods[0].name
 
 
-def test_the_result_of_a_call_outlives_the_service(service: Service) -> None:
+def test_the_result_of_a_call_outlives_the_service(own_service: Service) -> None:
     outcome = b"a packed outcome"
-    assert service.request("POST", routes.BLOBS, pack([outcome]))[0] == 200
+    assert own_service.request("POST", routes.BLOBS, pack([outcome]))[0] == 200
     report(
-        service,
+        own_service,
         "c1",
         state="succeeded",
         ended=time.time(),
         result=digest_of(outcome),
         result_bytes=len(outcome),
     )
-    assert result(service, "c1") == (200, outcome)
-    service.kill()
-    service.start()
-    assert result(service, "c1") == (200, outcome)
+    assert result(own_service, "c1") == (200, outcome)
+    own_service.kill()
+    own_service.start()
+    assert result(own_service, "c1") == (200, outcome)
 
 
-def test_a_call_that_still_runs_has_no_result(service: Service) -> None:
-    report(service, "c1", state="running")
-    assert result(service, "c1")[0] == 410
+def test_a_call_that_still_runs_has_no_result(own_service: Service) -> None:
+    report(own_service, "c1", state="running")
+    assert result(own_service, "c1")[0] == 410
 
 
-def test_a_result_that_is_too_old_is_gone_and_says_so(service: Service) -> None:
+def test_a_result_that_is_too_old_is_gone_and_says_so(own_service: Service) -> None:
     outcome = b"old"
-    service.request("POST", routes.BLOBS, pack([outcome]))
+    own_service.request("POST", routes.BLOBS, pack([outcome]))
     ended = time.time() - 25 * 3600
-    report(service, "c1", state="succeeded", ended=ended, result=digest_of(outcome))
-    status, body = result(service, "c1")
+    report(own_service, "c1", state="succeeded", ended=ended, result=digest_of(outcome))
+    status, body = result(own_service, "c1")
     assert (status, json.loads(body)["error_type"]) == (410, "ResultExpiredError")
     assert "24 hours" in json.loads(body)["state"]["hint"]
 
@@ -96,65 +103,67 @@ def test_an_unknown_call_is_gone(service: Service, method: str, verb: str) -> No
     assert (status, answer["error_type"]) == (410, "ResultExpiredError")
 
 
-def test_a_cancel_reaches_the_pod(service: Service) -> None:
-    report(service, "c1", state="running")
-    assert service.request("POST", routes.call("c1", "cancel"))[0] == 200
+def test_a_cancel_reaches_the_pod(own_service: Service) -> None:
+    report(own_service, "c1", state="running")
+    assert own_service.request("POST", routes.call("c1", "cancel"))[0] == 200
     deadline = time.monotonic() + 60
-    while service.request("GET", routes.call("c1"))[1]["state"] != "cancelled":
+    while own_service.request("GET", routes.call("c1"))[1]["state"] != "cancelled":
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_calls_of_a_deleted_workload_have_failed(service: Service) -> None:
-    report(service, "c1", state="running")
-    service.delete("f")
-    assert service.request("GET", routes.call("c1"))[1]["state"] == "failed"
-    status, body = result(service, "c1")
+def test_calls_of_a_deleted_workload_have_failed(own_service: Service) -> None:
+    report(own_service, "c1", state="running")
+    own_service.delete("f")
+    assert own_service.request("GET", routes.call("c1"))[1]["state"] == "failed"
+    status, body = result(own_service, "c1")
     outcome = unpack_outcome(body)
     assert status == 200
     assert isinstance(outcome, Raised)
     assert outcome.failure.error_type == "PodTerminatedError"
 
 
-def test_a_call_has_failed_when_its_pod_is_not_there_any_more(service: Service) -> None:
-    report(service, "c1", state="running")
-    old = service.get("f").pods[0].name
-    service.deploy("f", env={"A": "another pod"})
-    service.until("f", lambda view: is_ready(view) and old not in [pod.name for pod in view.pods])
-    assert until_ended(service, "c1") == "failed"
-    assert "reason: Deleted" in failure(service, "c1")
+def test_a_call_has_failed_when_its_pod_is_not_there_any_more(own_service: Service) -> None:
+    report(own_service, "c1", state="running")
+    old = own_service.get("f").pods[0].name
+    own_service.deploy("f", env={"A": "another pod"})
+    own_service.until(
+        "f", lambda view: is_ready(view) and old not in [pod.name for pod in view.pods]
+    )
+    assert until_ended(own_service, "c1") == "failed"
+    assert "reason: Deleted" in failure(own_service, "c1")
 
 
-def test_a_call_has_failed_that_its_agent_knows_nothing_of(service: Service) -> None:
-    report(service, "c1", state="running")
-    report(service, "c2", state="running")
-    (pod,) = service.get("f").pods
-    (service.home / "pods" / "default" / pod.name / "call-c1.json").unlink()
-    service.kill()
-    service.start()
-    assert until_ended(service, "c1") == "failed"
-    assert "started without what it kept" in failure(service, "c1")
-    assert service.request("GET", routes.call("c2"))[1]["state"] == "running"
+def test_a_call_has_failed_that_its_agent_knows_nothing_of(own_service: Service) -> None:
+    report(own_service, "c1", state="running")
+    report(own_service, "c2", state="running")
+    (pod,) = own_service.get("f").pods
+    (own_service.home / "pods" / "default" / pod.name / "call-c1.json").unlink()
+    own_service.kill()
+    own_service.start()
+    assert until_ended(own_service, "c1") == "failed"
+    assert "started without what it kept" in failure(own_service, "c1")
+    assert own_service.request("GET", routes.call("c2"))[1]["state"] == "running"
 
 
-def test_calls_go_on_when_the_service_is_started_again(service: Service) -> None:
-    service.deploy("f", replicas=3)
-    view = service.until("f", lambda view: is_ready(view) and len(view.pods) == 3)
+def test_calls_go_on_when_the_service_is_started_again(own_service: Service) -> None:
+    own_service.deploy("f", replicas=3)
+    view = own_service.until("f", lambda view: is_ready(view) and len(view.pods) == 3)
     for number, pod in enumerate(view.pods):
         message = CallReport(id=f"c{number}", callable="f", state="running", started=time.time())
-        folder = service.home / "pods" / "default" / pod.name
+        folder = own_service.home / "pods" / "default" / pod.name
         (folder / f"call-c{number}.json").write_bytes(messages.encode(message))
     for _ in range(2):
-        service.kill()
-        service.start()
-        service.until("f", is_ready)
+        own_service.kill()
+        own_service.start()
+        own_service.until("f", is_ready)
     calls = f"{routes.CALLS}?namespace=default&workload=f"
     deadline = time.monotonic() + 60
-    while len(service.request("GET", calls)[1]) < 3:
+    while len(own_service.request("GET", calls)[1]) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert {call["state"] for call in service.request("GET", calls)[1]} == {"running"}
-    assert "call not kept" not in service.log()
+    assert {call["state"] for call in own_service.request("GET", calls)[1]} == {"running"}
+    assert "call not kept" not in own_service.log()
 
 
 def until_ended(service: Service, call_id: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -14,14 +12,12 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.trees import Entry
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import Accepted, DeployLog, Failed, Missing, Ready, Stage
-from tests.local.service_harness import FAKE, Service, deploy, in_background, is_ready, spec
+from tests.local.service_harness import Service, deploy, in_background, is_ready, spec
 
 
 @pytest.fixture
-def service(service_home: Path) -> Iterator[Service]:
-    service = Service(service_home, FAKE).start()
-    yield service
-    service.terminate()
+def service(fake_service: Service) -> Service:
+    return fake_service
 
 
 def kinds(events: list[object]) -> list[str]:
@@ -131,7 +127,7 @@ def test_a_fixed_workload_deploys_after_a_crash_loop(service: Service) -> None:
 
 
 def test_a_deploy_that_takes_too_long_says_what_it_waited_for(service: Service) -> None:
-    events = service.deploy("f", env={"FAKE_SLOW": "1"}, launch_timeout=10)
+    events = service.deploy("f", env={"FAKE_SLOW": "1"}, launch_timeout=5)
     kind, message = error_of(events)
     assert kind == "ServiceTimeoutError"
     assert "0 of 1 pods serve generation 1" in message

@@ -23,7 +23,13 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def service(service_home: Path) -> Iterator[Service]:
+def service(fake_service: Service) -> Service:
+    return fake_service
+
+
+@pytest.fixture
+def own_service(service_home: Path) -> Iterator[Service]:
+    """A service that the test kills."""
     service = Service(service_home, FAKE).start()
     yield service
     service.terminate()
@@ -93,86 +99,86 @@ def test_fault_a_stopped_agent_does_not_hold_up_a_delete(service: Service) -> No
 # --------------------------------------------------------------------------------- the service
 
 
-def test_fault_pods_outlive_a_killed_service_and_are_adopted(service: Service) -> None:
-    before = service.deploy("f", replicas=2)[-1].workload
-    service.kill()
+def test_fault_pods_outlive_a_killed_service_and_are_adopted(own_service: Service) -> None:
+    before = own_service.deploy("f", replicas=2)[-1].workload
+    own_service.kill()
     assert all(psutil.pid_exists(pod.pid) for pod in before.pods)
-    service.start()
-    after = service.until("f", is_ready)
+    own_service.start()
+    after = own_service.until("f", is_ready)
     assert [(pod.name, pod.pid) for pod in after.pods] == [
         (pod.name, pod.pid) for pod in before.pods
     ]
     assert all(pod.generation == 1 for pod in after.pods)
-    assert service.deploy("f", replicas=2)[0].changed is False
+    assert own_service.deploy("f", replicas=2)[0].changed is False
 
 
-def test_fault_a_restarted_service_answers_at_the_same_address(service: Service) -> None:
-    url = service.url
-    service.kill()
-    assert service.start().url == url
+def test_fault_a_restarted_service_answers_at_the_same_address(own_service: Service) -> None:
+    url = own_service.url
+    own_service.kill()
+    assert own_service.start().url == url
 
 
-def test_fault_an_agent_that_died_with_the_service_is_started_again(service: Service) -> None:
-    (pod,) = service.deploy("f")[-1].workload.pods
-    service.kill()
+def test_fault_an_agent_that_died_with_the_service_is_started_again(own_service: Service) -> None:
+    (pod,) = own_service.deploy("f")[-1].workload.pods
+    own_service.kill()
     kill(pod)
-    service.start()
-    after = service.until("f", is_ready).pods[0]
+    own_service.start()
+    after = own_service.until("f", is_ready).pods[0]
     assert (after.name, after.restarts) == (pod.name, 1)
 
 
-def test_fault_an_adopted_agent_that_dies_is_started_again(service: Service) -> None:
-    (pod,) = service.deploy("f")[-1].workload.pods
-    service.kill()
-    service.start()
-    service.until("f", is_ready)
+def test_fault_an_adopted_agent_that_dies_is_started_again(own_service: Service) -> None:
+    (pod,) = own_service.deploy("f")[-1].workload.pods
+    own_service.kill()
+    own_service.start()
+    own_service.until("f", is_ready)
     kill(pod)
-    service.until("f", lambda view: view.pods[0].restarts == 1 and is_ready(view))
+    own_service.until("f", lambda view: view.pods[0].restarts == 1 and is_ready(view))
 
 
-def test_fault_a_service_killed_in_a_deploy_goes_on_with_it(service: Service) -> None:
-    service.deploy("f")
+def test_fault_a_service_killed_in_a_deploy_goes_on_with_it(own_service: Service) -> None:
+    own_service.deploy("f")
     blob = b"{}"
     workload = spec("f", init_args=digest_of(blob))
-    events = service.events(deploy(workload), [blob])
+    events = own_service.events(deploy(workload), [blob])
     next(events)
-    service.kill()
+    own_service.kill()
     events.close()
-    service.start()
-    view = service.until("f", lambda view: view.pods[0].generation == 2)
+    own_service.start()
+    view = own_service.until("f", lambda view: view.pods[0].generation == 2)
     assert view.failure is None
 
 
-def test_fault_pods_that_nobody_knows_are_ended(service: Service) -> None:
-    (pod,) = service.deploy("f", env={"FAKE_CHILD": "1"})[-1].workload.pods
-    folder = service.home / "pods" / "default" / pod.name
-    service.kill()
-    for path in service.home.glob("state.sqlite*"):
+def test_fault_pods_that_nobody_knows_are_ended(own_service: Service) -> None:
+    (pod,) = own_service.deploy("f", env={"FAKE_CHILD": "1"})[-1].workload.pods
+    folder = own_service.home / "pods" / "default" / pod.name
+    own_service.kill()
+    for path in own_service.home.glob("state.sqlite*"):
         path.unlink()
-    service.start()
-    until(lambda: not marked(service) and not folder.exists())
+    own_service.start()
+    until(lambda: not marked(own_service) and not folder.exists())
 
 
-def test_fault_a_half_deleted_workload_is_gone_after_a_restart(service: Service) -> None:
-    (pod,) = service.deploy("f", env={"FAKE_STUBBORN": "1"})[-1].workload.pods
-    with service.client() as client:
+def test_fault_a_half_deleted_workload_is_gone_after_a_restart(own_service: Service) -> None:
+    (pod,) = own_service.deploy("f", env={"FAKE_STUBBORN": "1"})[-1].workload.pods
+    with own_service.client() as client:
         client._timeout = 0.5  # the answer would come after the grace
         with pytest.raises(ConnectionError):
             client.request("DELETE", "/v1/workloads/default/f?grace=100").close()
-    service.until("f", lambda view: view.status == "Terminating")
-    service.kill()
+    own_service.until("f", lambda view: view.status == "Terminating")
+    own_service.kill()
     assert psutil.pid_exists(pod.pid)
-    service.start()
-    assert service.request("GET", "/v1/workloads/default/f")[0] == 404
-    until(lambda: not marked(service))
+    own_service.start()
+    assert own_service.request("GET", "/v1/workloads/default/f")[0] == 404
+    until(lambda: not marked(own_service))
 
 
-def test_fault_a_terminated_service_leaves_its_pods(service: Service) -> None:
-    (pod,) = service.deploy("f")[-1].workload.pods
-    assert service.terminate() == 0
+def test_fault_a_terminated_service_leaves_its_pods(own_service: Service) -> None:
+    (pod,) = own_service.deploy("f")[-1].workload.pods
+    assert own_service.terminate() == 0
     assert psutil.pid_exists(pod.pid)
-    service.start()
-    assert service.until("f", is_ready).pods[0].pid == pod.pid
+    own_service.start()
+    assert own_service.until("f", is_ready).pods[0].pid == pod.pid
 
 
 # -------------------------------------------------------------------------------------- ending
@@ -212,14 +218,14 @@ def test_a_workload_that_is_deleted_in_its_deploy_ends_the_deploy(service: Servi
     assert ended.failure["error_type"] == "ServiceNotFoundError"
 
 
-def test_a_stop_with_pods_brings_them_back_at_the_next_start(service: Service) -> None:
-    (before,) = service.deploy("f")[-1].workload.pods
-    status, _ = service.request("POST", "/v1/stop", b'{"pods": true}')
+def test_a_stop_with_pods_brings_them_back_at_the_next_start(own_service: Service) -> None:
+    (before,) = own_service.deploy("f")[-1].workload.pods
+    status, _ = own_service.request("POST", "/v1/stop", b'{"pods": true}')
     assert status == 200
-    assert service.wait() == 0
-    assert marked(service) == set()
-    service.start()
-    after = service.until("f", is_ready).pods[0]
+    assert own_service.wait() == 0
+    assert marked(own_service) == set()
+    own_service.start()
+    after = own_service.until("f", is_ready).pods[0]
     assert (after.name, after.generation) == (before.name, 1)
 
 
@@ -230,9 +236,9 @@ def test_a_workload_is_torn_down_when_it_was_idle_for_its_ttl(service: Service) 
 
 
 def test_a_service_with_nothing_deployed_stops_by_itself(service_home: Path) -> None:
-    service = Service(service_home, FAKE).start(KT_LOCAL_IDLE="4")
+    service = Service(service_home, FAKE).start(KT_LOCAL_IDLE="2")
     service.deploy("f")
-    time.sleep(5)
+    time.sleep(3)
     assert service.request("GET", "/v1/status")[0] == 200, "it stays while something is deployed"
     service.delete("f")
     assert service.wait() == 0

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from kubetorch.datastore.blobs import digest_of
+from kubetorch.errors import StorageFullError
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import Ready
+from tests.local.key_store import KeyStore
 from tests.local.service_harness import FAKE, Service, deploy, pack, spec
 
 # The home of the service is a disk of one MiB, in a mount namespace of its own.
@@ -79,3 +81,16 @@ def test_fault_a_deploy_on_a_full_disk_fails_whole_and_works_when_there_is_room(
         assert response.status == 200
         last = list(response.iter_lines())[-1]
     assert isinstance(messages.decode(messages.DeployEvent, last), Ready)
+
+
+def test_fault_a_put_that_the_disk_has_no_room_for_is_refused_and_changes_nothing(
+    service: Service, tmp_path: Path
+) -> None:
+    with service.client(inside(service, "token").read_text()) as client:
+        store = KeyStore(client, tmp_path)
+        store.put("k", b"small")
+        with pytest.raises(StorageFullError, match="no space left") as caught:
+            store.put("k", bytes(range(256)) * 5000)
+        assert "blobs of 1,28" in caught.value.message
+        assert store.get("k") == {"": b"small"}
+        assert store.put("k", b"smaller").version == 2

@@ -63,7 +63,7 @@ def gone_after(name, limit=60.0):
     begun = time.monotonic()
     while is_there(name):
         assert time.monotonic() - begun < limit, "it is still there"
-        time.sleep(0.02)
+        time.sleep(0.1)
     return time.monotonic() - begun
 
 
@@ -82,14 +82,14 @@ def test_time_counts_from_the_end_of_the_last_call(deploy):
 
 def test_a_call_that_runs_longer_than_the_ttl_is_no_idleness(deploy):
     remote = deploy()
-    assert remote(TTL * 2.5) == "done"
+    assert remote(TTL * 1.5) == "done"
     assert is_there("work")
     assert gone_after("work") > TTL * 0.3
 
 
 def test_a_spawned_call_keeps_its_service_until_it_has_ended(deploy):
-    handle = deploy().spawn(TTL * 2.5)
-    time.sleep(TTL * 2)
+    handle = deploy().spawn(TTL * 2)
+    time.sleep(TTL * 1.5)
     assert is_there("work")
     assert handle.get(timeout=60) == "done"
     assert gone_after("work") > TTL * 0.3
@@ -98,7 +98,7 @@ def test_a_spawned_call_keeps_its_service_until_it_has_ended(deploy):
 def test_a_generator_that_waits_for_its_reader_is_no_idleness(deploy):
     values = deploy("count")(1000)
     assert next(values) == "0" * 1_000_000
-    time.sleep(TTL * 2)
+    time.sleep(TTL * 1.5)
     assert is_there("count")
     values.close()
     gone_after("count")
@@ -106,7 +106,7 @@ def test_a_generator_that_waits_for_its_reader_is_no_idleness(deploy):
 
 def test_one_busy_pod_keeps_all_of_a_service(deploy):
     remote = deploy(replicas=2)
-    handle = remote.spawn(TTL * 2).calls[1]
+    handle = remote.spawn(TTL * 1.5).calls[1]
     assert handle.get(timeout=60) == "done"
     assert is_there("work")
     gone_after("work")

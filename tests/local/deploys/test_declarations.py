@@ -101,12 +101,11 @@ def test_an_autoscaled_service_runs_where_nothing_scales_it(deploy, capsys):
     assert remote.compute.autoscaling_config
 
 
-def test_a_breakpoint_in_a_pod_is_a_typed_error(deploy):
-    with pytest.raises(kt.SpecError, match=r"breakpoint\(\) in a pod needs the debugger"):
-        deploy(kt.Compute(cpus="0.1"), function="stop")()
-    assert "needs the debugger" in deploy(kt.Compute(cpus="0.1"), function="stop_in_a_process")()
-    environ = {"PYTHONBREAKPOINT": "0"}
-    assert deploy(kt.Compute(cpus="0.1", env_vars=environ), function="stop")() == "went on"
+def test_a_breakpoint_that_no_debugger_comes_to_goes_on(deploy):
+    for environ in ({"PYTHONBREAKPOINT": "0"}, {"KT_DEBUG_WAIT": "0.1"}):
+        assert deploy(kt.Compute(cpus="0.1", env_vars=environ), function="stop")() == "went on"
+    compute = kt.Compute(cpus="0.1", env_vars={"KT_DEBUG_WAIT": "0.1"})
+    assert deploy(compute, function="stop_in_a_process", name="process")() == ""
 
 
 def test_metrics_of_a_call_are_a_line(deploy):

@@ -39,7 +39,7 @@ Counter.teardown()
 
 
 @pytest.fixture
-def project(service_home: Path, tmp_path: Path) -> UserProject:
+def project(emptied_home: Path, tmp_path: Path) -> UserProject:
     return UserProject(tmp_path / "shop")
 
 

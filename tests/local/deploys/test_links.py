@@ -23,7 +23,7 @@ from shared import WHOLE
 from tests.local.user_project import UserProject
 
 #: Trees of links: projects and their pods, and forged ones.
-TREES = 1241 if WHOLE else 120
+TREES = 1241 if WHOLE else 40
 
 PROGRAM = """
 import sys

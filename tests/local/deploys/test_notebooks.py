@@ -20,8 +20,15 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("notebooks")
 
 
+@pytest.fixture(scope="module")
+def notebook(folder, service):
+    with notebooks.kernel_in(folder) as kernel:
+        yield lambda *sources: notebooks.run(folder, *sources, kernel=kernel)
+
+
 @pytest.fixture
-def notebook(folder):
+def new_notebook(folder):
+    """In a kernel of its own: for numbers of cells, and for what a reset does not undo."""
     return lambda *sources: notebooks.run(folder, *sources)
 
 
@@ -143,8 +150,8 @@ def test_values_arrive_as_they_are(notebook):
     assert shown[-1] == "[22.0, 3, '2026-01-02', '1.10', True, 'tuple', 4999, 'a', True]"
 
 
-def test_annotations_of_cells_that_postpone_them_need_no_value(notebook):
-    shown = notebook(
+def test_annotations_of_cells_that_postpone_them_need_no_value(new_notebook):
+    shown = new_notebook(
         DEPLOY,
         "from __future__ import annotations",
         "import socket\nopen_socket = socket.socket()",
@@ -162,9 +169,9 @@ def refused(notebook, *cells):
     return re.sub(r"\x1b\[[\d;]*m", "", str(caught.value)).partition("NotebookError: ")[2]
 
 
-def test_what_cannot_travel_is_named_with_its_cell_and_a_way_out(notebook):
+def test_what_cannot_travel_is_named_with_its_cell_and_a_way_out(new_notebook):
     message = refused(
-        notebook,
+        new_notebook,
         "import socket\nclient = socket.socket()",
         "def load():\n    return client\n",
         "def f():\n    return load()\n",
@@ -188,11 +195,11 @@ KINDS = {
 }
 
 
-def test_each_kind_of_what_cannot_travel_says_what_it_is(notebook):
+def test_each_kind_of_what_cannot_travel_says_what_it_is(new_notebook):
     attempt = "try:\n    deployed(f)\nexcept kt.NotebookError as error:\n    print(error)"
     cells = [cell for kind in KINDS for cell in (kind, attempt)]
 
-    shown = notebook(DEPLOY, "def f():\n    return x\n", *cells)[3::2]
+    shown = new_notebook(DEPLOY, "def f():\n    return x\n", *cells)[3::2]
 
     for number, (reason, message) in enumerate(zip(KINDS.values(), shown, strict=True)):
         assert f"f uses x of cell [{3 + 2 * number}], which is " in message

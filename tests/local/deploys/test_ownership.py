@@ -14,6 +14,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.wire.messages import Creator
+from tests.local import commands
 
 PROGRAM = """
 import sys
@@ -52,14 +53,10 @@ class Project:
 
     def run(self, *arguments, code=0, **environ):
         """Run a command in it; its standard output and its standard error."""
-        completed = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        if arguments[:2] == ("-m", "kubetorch"):
+            completed = commands.kt(*arguments[2:], cwd=self.folder, **environ)
+        else:
+            completed = commands.python(*arguments, cwd=self.folder, timeout=60, **environ)
         assert completed.returncode == code, completed.stdout + completed.stderr
         where = "kubetorch: pods run on this machine (the setting backend is local)\n"
         return completed.stdout.strip(), completed.stderr.replace(where, "")
@@ -80,8 +77,8 @@ class Project:
 
 
 @pytest.fixture(autouse=True)
-def service(service_home):
-    return service_home
+def service(emptied_home):
+    return emptied_home
 
 
 @pytest.fixture
@@ -171,6 +168,9 @@ def test_a_service_that_another_program_has_open_is_not_replaced(shop, lab, expr
 
 
 def test_a_service_on_which_a_call_runs_is_not_replaced(shop, lab):
+    def calls():
+        return sum(pod.calls for pod in view("train").pods)  # as its agent has reported
+
     program = """
     import time
     from pathlib import Path
@@ -185,9 +185,11 @@ def test_a_service_on_which_a_call_runs_is_not_replaced(shop, lab):
     """
     (shop.folder / "long.py").write_text(textwrap.dedent(program))
     shop.run("long.py")
+    while not calls():
+        time.sleep(0.05)
     assert "and a call runs on it; this deploy would run train.py:train" in lab.refused("train.py")
     (shop.folder / "go").touch()
-    while kt.globals.controller_client().list_calls()[0].ended is None:
+    while calls():
         time.sleep(0.05)
     assert lab.does() == "lab 1"
 
@@ -453,7 +455,7 @@ def test_what_a_pod_deploys_is_its_deployers(shop):
     assert kt.globals.controller_client().list_workloads() == []
 
 
-def test_who_has_no_name_has_pods_without_one_and_the_user_may_give_another(shop):
+def test_who_has_no_name_has_pods_without_one_and_the_user_may_give_another(shop, service_home):
     (shop.folder / "nested.py").write_text(NESTED)
     # The local service was started by somebody who has a name.
     shop.does("deploy()(1)", KT_USERNAME="alice")
@@ -514,10 +516,8 @@ def test_a_whole_namespace_takes_its_number(shop):
     assert "--count is for" in shop.kt("teardown", "-a", "--count", "2", code=1)[1]
     for typed, code in (("y\n", 1), ("3\n", 1), ("", 1), ("2\n", 0)):
         assert names() == ["alice-train", "bob-train"]
-        completed = subprocess.run(
-            [sys.executable, "-m", "kubetorch", "teardown", "-a", "--namespace-wide"],
-            input=typed, text=True, capture_output=True, cwd=shop.folder, timeout=60,
-        )  # fmt: skip
+        words = ("teardown", "-a", "--namespace-wide")
+        completed = commands.kt(*words, stdin=typed, cwd=shop.folder)
         assert completed.returncode == code, completed.stderr
         assert "• deployment alice-train (of alice)" in completed.stdout
         assert "Type the number of services" in completed.stderr
@@ -545,7 +545,7 @@ def end_of(project, expression, **environ):
     return shown.decode()
 
 
-def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop):
+def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop, service_home):
     screen = end_of(shop, "deploy()(1)")
     assert screen.count("kubetorch: train (1 pod) stays up; kt teardown train deletes it") == 1
     many = "(deploy(other), kt.cls(Model).to(kt.Compute(cpus=.1,gpus=2,replicas=2)))"
@@ -553,7 +553,7 @@ def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop):
     assert "2 services stay up: other (1 pod), model (2 pods, 4 GPUs); kt teardown other" in screen
 
 
-def test_nothing_is_said_of_what_stays_up_where_there_is_nothing_or_nobody_asks(shop):
+def test_nothing_is_said_of_what_stays_up_where_there_is_nothing_or_nobody_asks(shop, service_home):
     assert "up;" not in end_of(shop, "[deploy(),deploy().teardown()]")
     assert "up;" not in end_of(shop, "deploy()(1)", KT_QUIET="true")
     assert "up;" not in end_of(shop, "kt.fn(train)(2)")

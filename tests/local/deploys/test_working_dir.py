@@ -37,7 +37,7 @@ def path() -> Iterator[str]:
 
 
 def test_a_program_is_where_it_was_declared_to_be(
-    service_home: Path, project: UserProject, tmp_path: Path, path: str
+    emptied_home: Path, project: UserProject, tmp_path: Path, path: str
 ) -> None:
     skip_without_namespaces(tmp_path)
     project.write("notes.txt", "of the project")
@@ -54,7 +54,7 @@ def test_a_program_is_where_it_was_declared_to_be(
 
 
 def test_what_the_machine_has_there_is_seen_and_not_changed(
-    service_home: Path, project: UserProject, tmp_path: Path
+    emptied_home: Path, project: UserProject, tmp_path: Path
 ) -> None:
     skip_without_namespaces(tmp_path)
     folder = tmp_path / "app"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import descriptors
 from kubetorch.lib import deadlines, processes
 from kubetorch.lib.process_watch import ExitWatch, run
 from kubetorch.lib.processes import exit_status
@@ -87,6 +88,31 @@ def test_a_program_that_is_not_wanted_any_more_ends_with_all_that_it_started() -
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no pidfd")
+def test_a_program_whose_end_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int) -> int:
+        raise PermissionError("not in this container")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    children = set(processes.children(os.getpid()))
+    with pytest.raises(PermissionError):
+        asyncio.run(run(["sleep", "20"], os.environ, folder="/", on_line=print))
+    [pid] = set(processes.children(os.getpid())) - children
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_a_program_that_there_is_no_descriptor_for_keeps_none(count: int) -> None:
+    async def scenario() -> None:
+        before = descriptors.numbers()
+        with descriptors.left(count), pytest.raises(OSError, match="Too many open files"):
+            await run(["true"], os.environ, folder="/", on_line=print, on_error_line=print)
+        assert descriptors.numbers() == before
+
+    asyncio.run(scenario())
 
 
 def test_a_program_runs_in_its_folder_and_its_lines_are_told_apart(tmp_path: Path) -> None:

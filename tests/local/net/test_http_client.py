@@ -295,6 +295,14 @@ def test_a_large_body_arrives_whole() -> None:
         assert server.connections == 1
 
 
+@pytest.mark.security
+def test_of_a_body_that_may_be_of_any_length_the_beginning_is_read() -> None:
+    data = b"x" * 5_000_000
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data)
+    with talking_to(always(head + data)) as (client, _), client.request("GET", "/") as answer:
+        assert 10_000 < len(answer.read(10_000)) < 1_000_000
+
+
 @pytest.mark.parametrize(
     "cut",
     [

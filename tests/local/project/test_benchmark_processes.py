@@ -16,6 +16,7 @@ from benchmarks import ours, processes
 from benchmarks.venvs import Environment, UnavailableError
 from kubetorch.lib.processes import start_time
 from kubetorch.local.home import Home, Running
+from tests.local import commands
 
 SILENT = "import time; time.sleep(600)"
 #: Starts a child that outlives it, when it is told to end.
@@ -34,7 +35,13 @@ time.sleep(600)
 
 
 def children(pid: int | None = None) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+    """All processes below one, but for the servers of `kt` and programs and what they forked."""
+    direct_children = [
+        c for c in psutil.Process(pid).children() if c.pid not in commands.server_pids()
+    ]
+    return direct_children + [
+        grandchild for child in direct_children for grandchild in child.children(recursive=True)
+    ]
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -10,7 +10,7 @@ import documents
 import shared
 
 #: What a sample takes at most in all workers together, in seconds; `KT_TEST_WHOLE=1` runs all.
-SAMPLE = 45.0
+SAMPLE = 20.0
 PAGES = [page for page in documents.PAGES if any(map(documents.runs_here, documents.blocks(page)))]
 # Another sample for other documents.
 random.Random(sum(page.stat().st_size for page in PAGES)).shuffle(PAGES)

@@ -14,7 +14,7 @@ from tests.local.user_project import UserProject
 
 MB = 1024 * 1024
 #: Seconds of the soak; what is there after a third of them is compared with the end.
-SECONDS = 600.0 if WHOLE else 15.0
+SECONDS = 600.0 if WHOLE else 6.0
 #: Seconds from one edit to the next.
 BETWEEN_EDITS = 1.0
 CALLERS = 3

@@ -240,3 +240,29 @@ def test_at_most_five_are_flaky_in_all_tiers_together(tier: Tier) -> None:
 
 def test_what_pytest_says_of_no_tests_stays(tier: Tier) -> None:
     assert tier.run("", "-n", "0") == 5
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_tier_that_is_interrupted_says_what_failed_and_what_ran(tier: Tier, workers: str) -> None:
+    # Workers of pytest-xdist are children of the process that reports.
+    reporter = "os.getpid()" if workers == "0" else "os.getppid()"
+    suite = f"""
+    def test_fails(): assert not "a reason"
+
+    def test_hangs():
+        time.sleep(1)
+        os.kill({reporter}, signal.SIGINT)
+        time.sleep(50)
+    """
+    assert tier.run(suite, "-n", workers) == 2, tier.output
+    assert "a reason" in tier.why_red
+    assert f"interrupted while it ran {SUITE}::test_hangs" in tier.why_red
+
+
+def test_a_tier_ends_when_many_of_its_tests_failed(tier: Tier) -> None:
+    suite = """
+    @pytest.mark.parametrize("number", range(50))
+    def test_fails(number): assert number < 0
+    """
+    assert tier.run(suite, "-n", "0") == 1, tier.output
+    assert tier.why_red.count("assert number < 0") < 20

@@ -8,6 +8,7 @@ import os
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -20,9 +21,9 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import deadlines
 from kubetorch.pod.logs import Line
+from kubetorch.pod.payloads import Payload
 from kubetorch.pod.peers import PeerCall, Peers
 from kubetorch.pod.tuning import LIMITS, TIMING
-from kubetorch.pod.worker_process.worker import Payload
 from kubetorch.wire import exceptions
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Body, Kind, Open, Part, Progress, Result
@@ -135,7 +136,7 @@ def test_a_sibling_that_sends_more_than_it_announced_ends_its_stream_and_no_othe
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
-        with pytest.raises(ProtocolError, match="gets more than its value has"):
+        with pytest.raises(ProtocolError, match="gets more bytes than its value has"):
             await call(peers, member(agent), "more")[1].ended()
         assert await call(peers, member(agent))[1].ended() == 1
         peers.close()
@@ -368,4 +369,40 @@ def test_a_call_that_is_cancelled_before_its_sibling_answers_is_cancelled():
         peers.close()
 
     with ScriptedAgent(wait=wait) as agent:
+        run(scenario())
+
+
+def test_calls_on_a_sibling_that_is_never_reached_say_why():
+    def refuse() -> str:
+        raise RuntimeError("no token")
+
+    async def scenario() -> None:
+        elsewhere = Member("train-1", 1, "http://127.0.0.1:1", "")
+        for token, cause in ((lambda: "token", "nobody listens there"), (refuse, "no token")):
+            _, sink = call(Peers("train-0", token), elsewhere)
+            with pytest.raises(AgentDiedError, match="train-1 is unreachable from .*" + cause):
+                await sink.end
+
+    clock_loop.run(scenario())
+
+
+def test_calls_on_a_sibling_with_a_new_address_are_lost_at_once():
+    async def never(received_call: Call) -> None:
+        await asyncio.sleep(60)
+
+    async def echo(received_call: Call) -> None:
+        await received_call.result(received_call.args[0])
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        _, sink = call(peers, member(agent), "never")
+        moved = msgspec.structs.replace(
+            member(agent), url=agent.url.replace("127.0.0.1", "localhost")
+        )
+        assert await call(peers, moved)[1].ended() == 1
+        with pytest.raises(CallLostError, match="has the new address http://localhost"):
+            await sink.ended()
+        peers.close()
+
+    with ScriptedAgent(echo=echo, never=never) as agent:
         run(scenario())

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.request
 
@@ -15,6 +14,7 @@ import pytest
 import kubetorch as kt
 from agent_harness import end_softly, wait_until
 from kubetorch.pod.worker_process.zygotes import ZygoteSpec
+from tests.local import commands
 from tests.local.user_project import UserProject
 from tests.local.worker_harness import DEADLINE, agent, run
 
@@ -75,7 +75,8 @@ def train(folder):
 def save(folder, seconds):
     rank = AT_IMPORT["RANK"]
     def keep():
-        time.sleep(12)  # longer than it takes to form a new world without this pod
+        while not os.path.exists(os.path.join(folder, "formed")):
+            time.sleep(0.02)
         open(os.path.join(folder, f"saved-{rank}"), "w").close()
     kt.on_preempt(keep)
     open(os.path.join(folder, f"begun-{rank}"), "w").close()
@@ -161,6 +162,7 @@ def test_a_pod_that_is_told_to_end_saves_its_state_although_a_new_world_is_forme
     wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
     end_softly(pods(remote)[1])
     assert remote(str(tmp_path), 0, restart_procs=True) == [0]
+    (tmp_path / "formed").touch()  # the new world, without this pod
     with pytest.raises(kt.KubetorchError):
         running.get(timeout=20)
     wait_until((tmp_path / "saved-1").exists)
@@ -184,9 +186,7 @@ def test_the_rank_that_hangs_is_found_among_the_others(deploy):
 
 
 def cli(*arguments):
-    completed = subprocess.run(
-        [sys.executable, "-m", "kubetorch", *arguments], capture_output=True, text=True, timeout=60
-    )
+    completed = commands.kt(*arguments)
     return completed.returncode, completed.stdout, completed.stderr
 
 

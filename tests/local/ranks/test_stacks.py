@@ -90,7 +90,7 @@ def test_a_call_in_c_is_not_cut_short_by_the_question(folder):
     async def main() -> None:
         async with agent(folder) as running:
             worker = await running.worker("Shop")
-            call = running.open(worker, 5, method="wait_in_c")
+            call = running.open(worker, 3, method="wait_in_c")
             assert "in wait_in_c" in await stacks_once_there(worker, "wait_in_c")
             assert await call.result() == 0  # seconds that were left of its sleep
 
@@ -101,7 +101,7 @@ def test_a_worker_that_is_busy_survives_the_question(folder):
     async def main() -> None:
         async with agent(folder) as running:
             worker = await running.worker("Shop")
-            calls = [running.open(worker, 3, method="work") for _ in range(3)]
+            calls = [running.open(worker, 2, method="work") for _ in range(3)]
             assert "in work" in await stacks_once_there(worker, "in work")
             for _ in range(8):
                 await worker.stacks()

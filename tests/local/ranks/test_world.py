@@ -30,7 +30,13 @@ from tests.local.service_harness import FAKE, Service, is_ready
 
 
 @pytest.fixture
-def service(service_home: Path) -> Iterator[Service]:
+def service(fake_service: Service) -> Service:
+    return fake_service
+
+
+@pytest.fixture
+def own_service(service_home: Path) -> Iterator[Service]:
+    """A service that the test kills, or whose agents count themselves in its folder."""
     service = Service(service_home, FAKE).start()
     yield service
     service.terminate()
@@ -151,31 +157,31 @@ def test_ranks_a_frozen_agent_is_unreachable_within_three_seconds(service: Servi
     assert len(world_of(later_view).members) == 3
 
 
-def test_ranks_a_controller_that_is_killed_changes_no_world(service: Service) -> None:
-    before = world_of(launched(service, 2))
-    service.kill()
-    service.start()
+def test_ranks_a_controller_that_is_killed_changes_no_world(own_service: Service) -> None:
+    before = world_of(launched(own_service, 2))
+    own_service.kill()
+    own_service.start()
     time.sleep(4.0)
-    assert world_of(service.get("f")) == before
+    assert world_of(own_service.get("f")) == before
 
 
 def test_ranks_a_controller_that_did_not_run_for_a_while_concludes_nothing(
-    service: Service,
+    own_service: Service,
 ) -> None:
-    before = world_of(launched(service, 2))
+    before = world_of(launched(own_service, 2))
     time.sleep(3.5)
-    with stopped(service.pid):
+    with stopped(own_service.pid):
         time.sleep(4.0)
     time.sleep(4.0)
-    assert world_of(service.get("f")) == before
+    assert world_of(own_service.get("f")) == before
 
 
-def test_ranks_an_agent_that_was_killed_with_its_controller_is_lost(service: Service) -> None:
-    view = launched(service, 2)
-    service.kill()
+def test_ranks_an_agent_that_was_killed_with_its_controller_is_lost(own_service: Service) -> None:
+    view = launched(own_service, 2)
+    own_service.kill()
     send_signal(view.pods[1], signal.SIGKILL)
-    service.start()
-    later_view = service.until("f", lambda view: bool(lost(view)))
+    own_service.start()
+    later_view = own_service.until("f", lambda view: bool(lost(view)))
     assert list(lost(later_view)) == [view.pods[1].name]
     assert world_of(later_view).epoch == 1
 
@@ -212,11 +218,11 @@ def test_ranks_of_another_generation_are_another_world(service: Service) -> None
     assert (world.epoch, world.generation) == (2, 2)
 
 
-@pytest.mark.parametrize(("quorum_timeout", "launch_timeout"), [(10, 60), (None, 12)])
+@pytest.mark.parametrize(("quorum_timeout", "launch_timeout"), [(6, 60), (None, 7)])
 def test_ranks_without_a_quorum_are_not_launched(
-    service: Service, quorum_timeout: int | None, launch_timeout: int
+    own_service: Service, quorum_timeout: int | None, launch_timeout: int
 ) -> None:
-    events = service.deploy(
+    events = own_service.deploy(
         "f",
         distribution=DistributionSpec(workers=3, quorum_timeout=quorum_timeout),
         launch_timeout=launch_timeout,
@@ -229,11 +235,11 @@ def test_ranks_without_a_quorum_are_not_launched(
     assert "its agent has not connected" in str(error)
 
 
-def test_ranks_of_a_quorum_are_launched_without_the_others(service: Service) -> None:
+def test_ranks_of_a_quorum_are_launched_without_the_others(own_service: Service) -> None:
     distribution = DistributionSpec(workers=3, quorum_workers=2)
-    events = service.deploy("f", distribution=distribution, env={"FAKE_PRESENT": "2"})
+    events = own_service.deploy("f", distribution=distribution, env={"FAKE_PRESENT": "2"})
     assert isinstance(events[-1], Ready)
-    assert len(world_of(service.get("f")).members) == 2
+    assert len(world_of(own_service.get("f")).members) == 2
 
 
 def test_ranks_of_two_services_never_meet(service: Service) -> None:

@@ -14,6 +14,7 @@ import pytest
 import kubetorch as kt
 from kubetorch.sdk import backend
 from shared import WHOLE
+from tests.local import commands
 
 JOBS = """
 import os
@@ -95,7 +96,7 @@ def test_a_call_after_a_timeout_does_not_meet_the_worker_that_goes(jobs, deploy)
     nap = deploy(kt.fn(jobs.nap))
     before = nap(0)
     with pytest.raises(kt.CallTimeoutError):
-        nap.options(timeout=3)(60)  # it runs by then
+        nap.options(timeout=1.5)(60)  # it runs by then
     assert nap(3) != before
 
 
@@ -134,7 +135,7 @@ def interrupt(program, service, *arguments):
 def stuck(notes):
     """Have the worker be replaced: a call that cannot be interrupted."""
     with pytest.raises(kt.CallTimeoutError):
-        notes.add.options(timeout=3)("lost", seconds=60)  # it runs by then
+        notes.add.options(timeout=1.5)("lost", seconds=60)  # it runs by then
 
 
 def added(notes, note):
@@ -235,8 +236,7 @@ def test_the_log_says_it_too(jobs, deploy):
     added(notes, 1)
     end, log_text = time.monotonic() + 20, ""
     while "is a new instance (" not in log_text and time.monotonic() < end:
-        command = [sys.executable, "-m", "kubetorch", "logs", notes.service_name]
-        log_text = subprocess.run(command, capture_output=True, text=True).stdout
+        log_text = commands.kt("logs", notes.service_name).stdout
     assert log_text.count("is a new instance (") == 1, log_text
 
 

@@ -92,7 +92,7 @@ def shown_on_a_terminal(monkeypatch, row, *, width, **environ):
     for name, value in {"TERM": "xterm", "NO_COLOR": "", "COLUMNS": str(width), **environ}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    Output().table([row], spare=["SPARE"])
+    Output().table([row], dispensable=["SPARE"])
     return terminal.getvalue()
 
 

@@ -88,7 +88,7 @@ def test_pods_of_a_world_have_their_ranks_and_lost_ones_their_reason():
     assert views.service_json(SERVICE)["world"] is None
 
 
-def test_a_table_on_a_narrow_terminal_does_without_spare_columns():
+def test_a_table_on_a_narrow_terminal_does_without_dispensable_columns():
     columns, rows = ["POD", "PHASE", "CALLS"], [["train-0", "Running", "3"]]
     table = list(zip(columns, *rows, strict=True))
     assert [column[0] for column in output.narrowed(table, 80, ["PHASE"])] == columns
@@ -123,7 +123,7 @@ def test_a_list_of_calls_fits_on_80_columns():
         ended=time.time() - 80000,
     )
     table = list(views.call_cells(call, brief=True).items())
-    shown = output.narrowed(table, 80, views.SPARE_CALL_COLUMNS)
+    shown = output.narrowed(table, 80, views.DISPENSABLE_CALL_COLUMNS)
     assert [column[0] for column in shown] == ["ID", "SERVICE", "CALLABLE", "STATE", "AGE", "TOOK"]
     assert max(map(len, output.layout(shown))) <= 80
 
@@ -140,7 +140,7 @@ def test_the_list_of_a_call_that_says_how_far_it_has_come_fits_too():
         progress=CallProgress(4, 10, "epoch 4"),
     )
     table = list(views.call_cells(call, brief=True).items())
-    shown = output.narrowed(table, 80, views.SPARE_CALL_COLUMNS)
+    shown = output.narrowed(table, 80, views.DISPENSABLE_CALL_COLUMNS)
     assert [column[1] for column in shown][1:] == [
         *("somebody-long-training", "running", "40%", "23h")
     ]

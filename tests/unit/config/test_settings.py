@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_documents(file: Path) -> None:
         "install_url": None,
         "stream_logs": True,
         "stream_metrics": True,
+        "post_mortem": False,
         "volumes": None,
         "api_url": None,
         "cluster_config": {},

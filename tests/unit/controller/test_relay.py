@@ -35,6 +35,14 @@ def is_app(path):
     return location is not None and location.is_app
 
 
+def bearer(name):
+    """The header of a request to a service of the team that has its token."""
+    audience = tokens.audience("team", name)
+    claims = tokens.Claims(audience=audience, expires=60.0)
+    token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
+    return (b"authorization", f"Bearer {token}".encode())
+
+
 @pytest.mark.parametrize(
     "path", [b"/team/train", b"/team/train/", b"/a/b/v1/stream", b"/a/b/http/x", b"/a/b/x%2Fy"]
 )
@@ -87,11 +95,30 @@ def test_of_a_public_app_only_its_own_pages_need_no_token():
     for path in (b"/team/web/v1/logs", b"/team/web/v1/stream", b"/team/web"):
         with pytest.raises(UnauthorizedError):
             target(path)
-    claims = tokens.Claims(audience=tokens.audience("team", "web"), expires=60.0)
-    token = tokens.sign(tokens.workload_key(b"secret", claims.audience), claims)
-    bearer = (b"authorization", f"Bearer {token}".encode())
-    assert target(b"/team/web/v1/logs", bearer) == "1.2.3.4"
+    assert target(b"/team/web/v1/logs", bearer("web")) == "1.2.3.4"
     assert admitted == [b"/team/web/v1/logs"]
+
+
+def test_a_held_request_to_a_service_that_is_torn_down_meanwhile_hears_that_it_is_gone():
+    spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), ComputeSpec())
+    services = {}
+
+    class TornDown:
+        """Scaling that is closed while it holds a request."""
+
+        async def hold(self, request, seconds, has_room):
+            del services["team", "train"]
+
+    services["team", "train"] = SimpleNamespace(spec=spec, scaling=TornDown())
+
+    def find(namespace, name):
+        return services.get((namespace, name)) or nothing(namespace, name)
+
+    passing = Relay(find, secret=b"secret", clock=lambda: 0.0)
+    with pytest.raises(ServiceNotFoundError):
+        asyncio.run(
+            passing._target(locate(b"/team/train/double"), b"", [bearer("train")], lambda: None)
+        )
 
 
 def chosen(pods, pod_name):
@@ -127,10 +154,7 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
     )
     workload = SimpleNamespace(view=lambda: view, spec=spec, scaling=None)
     passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
-    audience = tokens.audience("team", "train")
-    claims = tokens.Claims(audience=audience, expires=60.0)
-    token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
-    headers = [(b"host", b"localhost:8080"), (b"authorization", f"Bearer {token}".encode())]
+    headers = [(b"host", b"localhost:8080"), bearer("train")]
 
     target, request = asyncio.run(
         passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)

@@ -14,7 +14,7 @@ from kubetorch.controller.sessions import Session
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import ForbiddenError, KubetorchError
 from kubetorch.lib import websocket_protocol
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.wire import messages, versions
 from kubetorch.wire.messages import Activity, CallReport, Hello, Members, Observed
 from manual_clock import ManualClock
@@ -61,8 +61,8 @@ class Recorder:
     def workload_of(self, pod: PodIdentity) -> Recorder | None:
         return self if pod == POD else None
 
-    def mounted(self, pod: str) -> Mounted:
-        return Mounted()
+    def mounted(self, pod: str) -> MountedNames:
+        return MountedNames()
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         self.noted.append(("call", pod, report))
@@ -273,8 +273,8 @@ class Mounting(Recorder):
         self.reads: list[bool] = []
         self.is_there = True
 
-    def mounted(self, pod: str) -> Mounted:
-        return Mounted(secrets=("s",))
+    def mounted(self, pod: str) -> MountedNames:
+        return MountedNames(secrets=("s",))
 
     def workload_of(self, pod: PodIdentity) -> Recorder | None:
         return self if self.is_there else None

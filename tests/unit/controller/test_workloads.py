@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from kubetorch.controller import database
-from kubetorch.controller.access import PodIdentity
+from kubetorch.controller.access import Grant, PodIdentity, User
 from kubetorch.controller.backends.base import (
     Backend,
     EventLine,
@@ -40,10 +40,11 @@ from kubetorch.errors import (
     KubernetesUnavailableError,
     SpecError,
     StartupError,
+    StorageFullError,
     UnauthorizedError,
     WorkloadError,
 )
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -110,8 +111,8 @@ class BreakingBackend(Backend):
     def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         return []
 
-    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        return Mounted()
+    def mounted(self, namespace: str, name: str, pod: str) -> MountedNames:
+        return MountedNames()
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         pass
@@ -544,6 +545,49 @@ def test_a_workload_is_terminating_while_its_pods_end(tmp_path: Path) -> None:
     run(tmp_path, body, backend=backend)
 
 
+def test_a_workload_is_not_scaled_while_it_is_torn_down(tmp_path: Path) -> None:
+    class ScalingBackend(BackendWithPods):
+        sizes: tuple[int, ...] = ()
+
+        async def scales(self, spec: WorkloadSpec) -> bool:
+            return True
+
+        def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
+            self.sizes = (*self.sizes, size)
+
+        async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
+            self.go("f-1")
+            self.clock.advance(1000.0)
+            return []
+
+    backend = ScalingBackend("f-1")
+
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
+        await workloads.delete("ns", "f")
+        assert backend.sizes == (1,)
+
+    compute = ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0, max_scale=2))
+    state = SqliteState(path := tmp_path / "state.sqlite", database.open_database(path))
+    record = WorkloadRecord("ns", "f", 1, good=1, scaling='{"size":1}')
+    generation = Generation(1, replace(SPEC, compute=compute))
+    state.put_workload(record, generation=generation)
+    state.close()
+    run(tmp_path, body, backend=backend)
+
+
+def test_a_workload_whose_keys_cannot_be_deleted_is_gone_all_the_same(tmp_path: Path) -> None:
+    async def raise_full(namespace: str, name: str) -> int:
+        raise StorageFullError(f"no space left for {namespace}/{name}")
+
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
+        workloads.on_torn_down = raise_full
+        assert (await workloads.delete("ns", "f")).keys == 0
+        assert workloads.is_empty
+
+    remember_generations(tmp_path)
+    run(tmp_path, body)
+
+
 def remember_generations(folder: Path) -> list[WorkloadSpec]:
     """Let a controller have ended when the first of two generations was reached."""
     path = folder / "state.sqlite"
@@ -789,3 +833,22 @@ def test_a_part_of_the_pods_of_distributed_ranks_is_given_back_when_the_launch_i
         assert backend.requests == requests
 
     run(tmp_path, body, backend=backend)
+
+
+@pytest.mark.security
+def test_code_that_a_pod_deployed_is_not_code_of_the_pods_creator(tmp_path: Path) -> None:
+    class ClusterBackend(BreakingBackend):
+        name = "kubernetes"
+
+    ann, pod = Creator("ann", "annie"), User("system:serviceaccount:ns:default")
+
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
+        for name, user, owner in (("f", User("ann"), ann), ("g", pod, Creator(pod.name))):
+            spec = replace(SPEC, name=name)
+            events = await workloads.deploy(deploy(name, spec), ann, Grant(user, creator=ann))
+            await anext(events)
+            workload = workloads.get("ns", name)
+            assert workload.creator == ann  # who may replace it
+            assert workload.code_of(1) == (spec, owner)
+
+    run(tmp_path, body, backend=ClusterBackend())

@@ -25,13 +25,13 @@ def printed(**changes: Any) -> bytes:
 
 
 def test_a_plugin_is_told_about_the_cluster_only_if_it_wants_to_be() -> None:
-    assert credentials.request(PLUGIN, CLUSTER, interactive=False) == {
+    assert credentials.exec_info(PLUGIN, CLUSTER, interactive=False) == {
         "apiVersion": V1,
         "kind": "ExecCredential",
         "spec": {"interactive": False},
     }
     wanting = Plugin("login", api_version=V1, wants_cluster=True)
-    assert credentials.request(wanting, CLUSTER, interactive=True)["spec"] == {
+    assert credentials.exec_info(wanting, CLUSTER, interactive=True)["spec"] == {
         "interactive": True,
         "cluster": {
             "server": "https://a",
@@ -44,14 +44,22 @@ def test_a_plugin_is_told_about_the_cluster_only_if_it_wants_to_be() -> None:
 
 
 def test_a_token_or_a_certificate_is_taken() -> None:
-    assert credentials.parse(PLUGIN, printed()) == credentials.Credential("t")
+    assert credentials.parse_credential(PLUGIN, printed()) == credentials.Credential("t")
     status = {
         "clientCertificateData": "C",
         "clientKeyData": "K",
         "expirationTimestamp": "1970-01-01T00:01:00Z",
     }
-    credential = credentials.parse(PLUGIN, printed(status=status))
+    credential = credentials.parse_credential(PLUGIN, printed(status=status))
     assert credential == credentials.Credential(None, Pem(data=b"C"), Pem(data=b"K"), 60.0)
+
+
+@pytest.mark.parametrize("fraction", ["", ".5", ".123", ".123456789"])
+def test_the_time_of_expiry_may_have_a_fraction_of_any_length(fraction: str) -> None:
+    status = {"token": "t", "expirationTimestamp": f"1970-01-01T00:01:00{fraction}Z"}
+    expires = credentials.parse_credential(PLUGIN, printed(status=status)).expires
+    assert expires is not None
+    assert int(expires) == 60
 
 
 @pytest.mark.parametrize(
@@ -66,8 +74,9 @@ def test_a_token_or_a_certificate_is_taken() -> None:
         printed(status={}),
         printed(status={"clientCertificateData": "C"}),
         printed(status={"token": "t", "expirationTimestamp": "tomorrow"}),
+        printed(status={"token": ["t"]}),
     ],
 )
 def test_anything_else_is_refused(output: bytes) -> None:
     with pytest.raises(KubernetesCredentialsError, match="login printed no credential"):
-        credentials.parse(PLUGIN, output)
+        credentials.parse_credential(PLUGIN, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,6 @@ def test_a_client_certificate_leaves_no_file_behind(tmp_path: Path) -> None:
 
 
 def _temporary_files() -> set[str]:
-    import tempfile
-
     return {path.name for path in Path(tempfile.gettempdir()).iterdir()}
 
 
@@ -67,6 +66,15 @@ def test_what_cannot_be_used_is_named(certificate: Pem, key: Pem) -> None:
     cluster = Cluster("https://a", authority=Pem(data=CA_PEM))
     with pytest.raises(KubernetesCredentialsError, match="client certificate"):
         credentials.tls_context(cluster, certificate, key)
+
+
+def test_a_machine_without_a_place_for_the_file_of_openssl_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(KubernetesCredentialsError, match="No such file") as caught:
+        credentials.tls_context(Cluster("https://a"), Pem(data=CERTIFICATE), Pem(data=KEY))
+    assert "TMPDIR" in str(caught.value.hint)
 
 
 def test_an_authority_that_is_none_is_named() -> None:

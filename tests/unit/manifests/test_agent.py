@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from kubetorch.errors import SpecError
@@ -249,3 +251,34 @@ def test_the_first_pod_of_ranks_is_ready_before_the_others_that_wait_for_it(kind
     container = WorkloadManifest.parse(manifest).primary.container
     probe_path = "/health/serving?wait=599" if kind == "Deployment" else "/health"
     assert container["readinessProbe"]["httpGet"]["path"] == probe_path
+
+
+def test_the_operator_of_ray_never_joins_its_command_with_the_agents():
+    own_manifest = manifests()["RayCluster"]
+    annotations = {"ray.io/overwrite-container-cmd": "false"}
+    own_manifest["metadata"]["annotations"] = annotations
+    manifest, _ = equipped(parameters.read_manifest(own_manifest))
+    assert manifest["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
+
+
+def test_pods_that_share_data_see_the_folder_of_their_namespace_alone():
+    manifest, digest = equipped(ComputeSpec(), msgspec.structs.replace(RUNTIME, node_data="/data"))
+    pod = manifest["spec"]["template"]["spec"]
+    volume = {"path": "/data/team", "type": "DirectoryOrCreate"}
+    assert {"name": "kubetorch-node-data", "hostPath": volume} in pod["volumes"]
+    (container,) = pod["containers"]
+    mount = {"name": "kubetorch-node-data", "mountPath": "/var/run/kubetorch-node"}
+    assert mount in container["volumeMounts"]
+    assert variables(container)["KT_POD_NODE_DATA"] == "/var/run/kubetorch-node"
+
+    plain, plain_digest = equipped(ComputeSpec())
+    assert digest != plain_digest
+    agent.strip(manifest)
+    agent.strip(plain)
+    assert manifest == plain
+
+
+def test_knative_pods_mount_no_folder_of_their_node():
+    compute = ComputeSpec(autoscaling=AutoscalingSpec(concurrency=1))
+    manifest, _ = equipped(compute, msgspec.structs.replace(RUNTIME, node_data="/data"))
+    assert "hostPath" not in json.dumps(manifest)

@@ -32,7 +32,7 @@ def test_what_a_compute_attaches_is_found_in_its_manifest() -> None:
     }
     assert attached.files == (SecretFiles("kt.secret.global.b", "/root/.b"),)
     assert attached.claims == (ClaimMount("data", "/data"), ClaimMount("ro", "/ro", read_only=True))
-    assert set(attached.secrets) == {"kt.secret.global.a", "kt.secret.global.b", "c"}
+    assert set(attached.required_secrets) == {"kt.secret.global.a", "kt.secret.global.b", "c"}
     assert attached.paths == ("/root/.b", "/data", "/ro")
     assert attached.other_mounts == (("/dev/shm", "emptyDir"),)
 
@@ -73,8 +73,27 @@ def test_a_manifest_of_the_users_can_say_more() -> None:
     assert attached.files == (SecretFiles("keys", "/keys", (("a", "sub/a.json"),), optional=True),)
     assert attached.claims == (ClaimMount("d", "/data", read_only=True, sub_path="part"),)
     assert attached.other_mounts == (("/here", "hostPath"),)
-    assert attached.secrets == ("s",)
+    assert attached.required_secrets == ("s",)
     assert set(attached.all_secrets) == {"s", "all", "keys"}
+
+
+def test_a_mount_of_a_folder_of_each_pod_keeps_its_expression() -> None:
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "d"}}
+    secret = {"name": "keys", "secret": {"secretName": "keys"}}
+    mounts = [
+        {"name": "data", "mountPath": "/data", "subPathExpr": "$(POD)"},
+        {"name": "keys", "mountPath": "/keys", "subPathExpr": "$(POD)"},
+    ]
+    attached = desired_pods.read_attached({"volumes": [claim, secret]}, {"volumeMounts": mounts})
+    assert attached.claims == (ClaimMount("d", "/data", sub_path_expression="$(POD)"),)
+    assert (attached.files, attached.other_mounts) == ((), (("/keys", "secret"),))
+
+
+def test_a_source_without_a_name_is_no_secret() -> None:
+    sources = [{"secret": {"optional": True}}, {"secret": {"name": "s"}}, {"configMap": {}}]
+    pod = {"volumes": [{"name": "v", "projected": {"sources": sources}}]}
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    assert desired_pods.read_mounted_names(pod, mounts).secrets == ("s",)
 
 
 def test_the_home_of_a_manifest_is_that_of_the_user() -> None:

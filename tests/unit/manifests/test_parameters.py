@@ -26,7 +26,7 @@ KINDS = sorted(manifests())
 #: Fields that a manifest does not say, or not in full.
 ELSEWHERE = (
     *("image", "logging", "volumes", "secrets", "gpus", "gpu_anti_affinity"),
-    *("concurrency", "max_queue", "num_proc", "dispatch"),
+    *("concurrency", "max_queue", "num_proc", "dispatch", "data"),
 )
 #: Fields that a manifest says in full.
 WHOLE = [item.name for item in fields(ComputeSpec) if item.name not in ELSEWHERE]
@@ -85,7 +85,7 @@ def test_nodes_without_gpus_are_asked_for_and_that_is_read_again() -> None:
 def test_reading_finds_how_a_service_scales(scaling: Any) -> None:
     parsed_scaling = parameters.read_compute(render(ComputeSpec(autoscaling=scaling))).autoscaling
     # A manifest of Knative has no schedule and no buffer.
-    expected = replace(scaling, min_scale=scaling.least, min_schedule=(), buffer=None)
+    expected = replace(scaling, min_scale=scaling.fewest_pods, min_schedule=(), buffer=None)
     assert parsed_scaling == expected
 
 

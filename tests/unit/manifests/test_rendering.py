@@ -13,7 +13,7 @@ from kubetorch.errors import SpecError
 from kubetorch.manifests import desired_pods, knative, labels, parameters, rendering
 from kubetorch.manifests.container_variables import TextVariable
 from kubetorch.specs import autoscaling
-from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.callable import BatchedMethod, CallableRef
 from kubetorch.specs.compute import ComputeSpec, freeze
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
@@ -51,6 +51,14 @@ def test_labels_of_a_workload() -> None:
     assert manifest["metadata"]["labels"] == pod_labels | of_object
     assert manifest["spec"]["template"]["metadata"]["labels"] == pod_labels
     assert manifest["spec"]["selector"] == {"matchLabels": {"kubetorch.com/service": "train"}}
+
+
+def test_a_pod_of_knative_gets_the_calls_of_a_whole_batch_at_once() -> None:
+    compute = replace(COMPUTE, autoscaling=autoscaling.parse_config({"concurrency": 2}))
+    batched = replace(REF, batched=(BatchedMethod("", 8),))
+    for callable, limit in ((REF, 2), (batched, 16)):
+        manifest = rendering.of_workload(replace(SPEC, callable=callable, compute=compute))
+        assert manifest["spec"]["template"]["spec"]["containerConcurrency"] == limit
 
 
 def test_a_user_label_does_not_replace_one_of_ours() -> None:
@@ -181,9 +189,9 @@ def test_the_numbers_of_a_scaler_do_not_replace_pods() -> None:
     assert plain(FEW)["spec"]["template"] == plain(MANY)["spec"]["template"]
     few, many = (rendering.render(compute, namespace="ns", name="train") for compute in (FEW, MANY))
     assert few != many
-    assert desired_pods.read(few).template == desired_pods.read(many).template
+    assert desired_pods.read(few).template_digest == desired_pods.read(many).template_digest
     other = rendering.render(replace(FEW, cpus="3"), namespace="ns", name="train")
-    assert desired_pods.read(other).template != desired_pods.read(few).template
+    assert desired_pods.read(other).template_digest != desired_pods.read(few).template_digest
 
 
 def test_pods_that_leave_have_time_for_their_calls() -> None:
@@ -209,7 +217,7 @@ def test_every_knative_service_scales() -> None:
     bare = {**manifest, "spec": {"template": {"spec": {"containers": spec["spec"]["containers"]}}}}
     unsaid = knative.scaling(parameters.read_manifest(bare))
     assert unsaid is not None
-    assert (unsaid.least, unsaid.autoscaler_class) == (1, autoscaling.KPA)
+    assert (unsaid.fewest_pods, unsaid.autoscaler_class) == (1, autoscaling.KPA)
     deployment = parameters.read_manifest(plain(COMPUTE))
     assert knative.scaling(deployment) is None
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from kubetorch.pod.calls import Call, Calls
 from kubetorch.pod.logs import Line
-from kubetorch.pod.results import Outcomes
+from kubetorch.pod.payloads import OwnedPayload, Payload
+from kubetorch.pod.results import Buffer, Outcomes
 from kubetorch.pod.user_process.protocol import Methods
-from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import CallSink
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -63,6 +64,7 @@ class FakeRunner:
         chain: str = "",
         *,
         in_batch: bool = False,
+        takes_files: bool = False,
     ) -> int:
         data = bytes(payload.view)
         payload.release()
@@ -96,6 +98,8 @@ class FakeRunner:
 
 class FakeCaller:
     """Keeps what it is told."""
+
+    takes_files = False
 
     def __init__(self, identity: str = "a") -> None:
         self.identity = identity
@@ -139,8 +143,10 @@ class FakeResults:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
-        self.ended: dict[str, tuple[str, Outcome]] = {}
+        self.ended: dict[str, tuple[str, Outcome | None]] = {}
+        self.records: dict[str, bytes] = {}
         self.reports: list[CallReport] = []
+        self.generations: dict[str, int] = {}
         self.is_full = False
 
     def begin(self, report: CallReport) -> None:
@@ -151,8 +157,12 @@ class FakeResults:
     def progress(self, report: CallReport) -> None:
         self.reports.append(report)
 
-    def end(self, report: CallReport, outcome: Outcome) -> None:
+    def end(
+        self, report: CallReport, outcome: Outcome | None, record: Sequence[Buffer] = ()
+    ) -> None:
         self.ended[report.id] = (report.state, outcome)
+        self.records[report.id] = b"".join(record)
+        self.generations[report.id] = report.generation
 
     def find(self, call_id: str) -> Outcome | None:
         return self.ended[call_id][1] if call_id in self.ended else None

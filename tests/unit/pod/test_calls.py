@@ -17,9 +17,9 @@ from kubetorch.errors import (
     WorkerDiedError,
 )
 from kubetorch.pod.calls import Call
+from kubetorch.pod.payloads import OwnedPayload
 from kubetorch.pod.results import Outcomes
 from kubetorch.pod.tuning import LIMITS, TIMING
-from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.callable import CALLABLES, CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec

@@ -1,3 +1,4 @@
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,25 @@ def test_an_app_runs_in_a_folder_of_its_project_or_else_of_its_pod(folder, code,
     assert run.folder == expected_folder
 
 
+@pytest.mark.parametrize(
+    ("env_vars", "own_port", "port"),
+    [((), None, "8000"), ((("PORT", "9000"),), None, "9000"), ((("PORT", "9000"),), 8123, "8123")],
+)
+def test_an_app_has_its_declared_port_also_where_the_image_has_another(env_vars, own_port, port):
+    app_spec = spec(env_vars, kind="app", app=AppSpec("serve {port}", port=8000))
+    variables = {"PORT": "8080", **dict(env_vars)}
+    run = environment.app_run(
+        1,
+        app_spec,
+        pod=POD,
+        prepared=environment.Prepared("/py", variables),
+        code=None,
+        own_port=own_port,
+    )
+    assert run.env["PORT"] == port
+    assert run.env["KT_APP_PORT"] == str(run.port) == str(own_port or 8000)
+
+
 def test_a_home_that_cannot_be_written_to_is_replaced(tmp_path):
     environ = environment.user_environ({"HOME": "/nowhere", "A": "1"}, tmp_path)
     assert (environ["HOME"], environ["A"]) == ("/root", "1")
@@ -165,7 +185,12 @@ def test_what_the_user_of_a_pod_cannot_use_is_named(tmp_path):
     compute = ComputeSpec(volumes=(volume,), secrets=(secret,))
     pod = replace(POD, working_dir=str(tmp_path))
     denials = environment.denials(replace(spec(), compute=compute), pod)
-    assert [text.partition("cannot ")[2] for text in denials] == [
-        "write to /nowhere/data, the volume 'data'",
-        "read /nowhere/aws, the secret 'aws'",
+    assert denials == [
+        "there is no /nowhere/data, the volume 'data'",
+        "there is no /nowhere/aws, the secret 'aws'",
     ]
+    (tmp_path / "file").touch()
+    compute = ComputeSpec(volumes=(replace(volume, mount_path=str(tmp_path / "file" / "data")),))
+    [denial] = environment.denials(replace(spec(), compute=compute), pod)
+    assert denial.partition(", as")[0] == f"user {os.geteuid()}"
+    assert f"cannot write to {tmp_path}/file/data, the volume 'data'" in denial

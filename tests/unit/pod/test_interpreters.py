@@ -1,10 +1,33 @@
+import asyncio
 import os
 
 import pytest
 
 from kubetorch.lib import runtime
 from kubetorch.pod import environment
-from kubetorch.pod.environment import candidates
+from kubetorch.pod.environment import Interpreters, candidates
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.image import ImageSpec
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.podenv import PodEnv
+
+POD = PodEnv(
+    namespace="ns",
+    workload="train",
+    pod="train-0",
+    host="127.0.0.1",
+    port=1,
+    root="/root",
+    working_dir="/work",
+    environments="/environments",
+    backend="kubernetes",
+)
+
+
+def image_with(python_path):
+    compute = ComputeSpec(image=ImageSpec(python_path=python_path))
+    return WorkloadSpec("ns", "train", CallableRef("fn", "f", "m", "f"), compute=compute)
 
 
 @pytest.fixture
@@ -74,6 +97,22 @@ def test_what_cannot_be_run_is_no_interpreter(make, find_interpreters, tmp_path)
     make("usr/python3", mode=0o644)
     (tmp_path / "usr" / "python").mkdir()
     assert find_interpreters(PATH=str(tmp_path / "usr")) == []
+
+
+def test_a_path_that_no_file_can_have_is_no_interpreter(find_interpreters):
+    assert find_interpreters("/" + "x" * 5000) == []
+
+
+def test_deploys_at_one_time_each_say_that_there_is_no_interpreter(tmp_path):
+    async def choose_twice():
+        interpreters = Interpreters(POD, {})
+        choices = [interpreters.choose(image_with(str(tmp_path))) for _ in range(2)]
+        return await asyncio.gather(*choices, return_exceptions=True)
+
+    errors = asyncio.run(choose_twice())
+    assert [str(error).partition(" at ")[0] for error in errors] == [
+        "the image of pod train-0 has no Python 3.10 or newer"
+    ] * 2
 
 
 def test_the_container_gets_back_what_was_put_aside():

@@ -27,13 +27,14 @@ from kubetorch.errors import (
 from kubetorch.lib import memory
 from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import Membership
+from kubetorch.pod.payloads import OwnedPayload, Payload
 from kubetorch.pod.peers import fan_out
 from kubetorch.pod.rank_calls import (
     RankGroup,
     select,
 )
 from kubetorch.pod.tuning import TIMING
-from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import CallSink
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values

@@ -11,9 +11,9 @@ from kubetorch.lib import websocket_protocol
 from kubetorch.lib.http_server import Refusal
 from kubetorch.pod import streams as module
 from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.payloads import OwnedPayload
 from kubetorch.pod.streams import ClientStream
 from kubetorch.pod.tuning import LIMITS, TIMING
-from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import frames, routes, tokens, versions
 from kubetorch.wire import tuning as wire_tuning

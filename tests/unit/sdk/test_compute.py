@@ -21,6 +21,14 @@ def test_an_empty_compute_has_the_documented_defaults():
     assert compute.to_spec() == ComputeSpec()
 
 
+def test_the_mode_of_debuggers_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("KT_DEBUG_MODE", "pdb-ui")
+    assert kt.Compute().env_vars == {"KT_DEBUG_MODE": "pdb-ui"}
+    chosen = kt.Compute(env_vars={"KT_DEBUG_MODE": "pdb"})
+    assert chosen.env_vars == {"KT_DEBUG_MODE": "pdb"}
+    assert kt.DebugConfig().mode == "pdb-ui"
+
+
 @pytest.mark.parametrize(
     ("cpus", "expected_cpus"),
     [(0.25, "0.25"), (2, "2"), ("500m", "500m"), ("1.0", "1.0"), (1.0, "1")],

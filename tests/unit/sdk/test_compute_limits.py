@@ -90,7 +90,17 @@ MERGES = "a0: &a0 {k: 1}\n" + "".join(
 def test_aliases_that_stand_for_too_much_are_refused_at_once(tmp_path: Path, text: str) -> None:
     file = tmp_path / "manifest.yaml"
     file.write_text(text)
-    with pytest.raises(SpecError, match="aliases"):
+    with pytest.raises(SpecError, match="aliases") as caught:
+        kt.Compute.from_manifest(file)
+    assert caught.value.message.count("manifest is") == 1
+    assert caught.value.hint == "write the values out, or leave the anchors of YAML out"
+
+
+def test_aliases_of_values_that_are_nested_too_deeply_are_refused_at_once(tmp_path: Path) -> None:
+    merges = ", ".join(f"&a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40))
+    file = tmp_path / "manifest.yaml"
+    file.write_text(f"deep: {'[' * 101}&a0 {{k: 1}}, {merges}{']' * 101}\ntop: *a39\n")
+    with pytest.raises(SpecError, match="nested more than 100 levels"):
         kt.Compute.from_manifest(file)
 
 

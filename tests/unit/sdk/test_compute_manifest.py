@@ -165,7 +165,9 @@ def test_a_manifest_with_two_templates_is_refused():
         ("a: 1\n b: 2\n", "line 2"),
         ("", "no object"),
         ("- a\n", "no object"),
-        ("kind: A\n---\nkind: B\n", r"2 objects \(A, B\)"),
+        ("kind: A\n---\nkind: B\n", r"2 documents \(A, B\)"),
+        ("kind: A\n---\ntext\n", r"2 documents \(A, no object\)"),
+        ("[" * 5000, "nested more than 100 levels"),
         ("\x00", "no valid YAML"),
     ],
 )

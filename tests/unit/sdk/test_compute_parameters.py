@@ -112,7 +112,7 @@ def test_every_parameter_of_the_contract_is_there_in_order():
         secrets freeze kubeconfig_path service_account_name image_pull_policy inactivity_ttl
         gpu_anti_affinity launch_timeout working_dir shared_memory_limit allowed_serialization
         replicas logging_config queue_name selector endpoint _skip_template_init queue
-        concurrency max_queue num_proc dispatch unknown"""
+        concurrency max_queue num_proc dispatch data unknown"""
 
     assert list(inspect.signature(kt.Compute).parameters) == expected.split()
 

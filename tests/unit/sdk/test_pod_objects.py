@@ -21,33 +21,33 @@ def view(*pods):
 
 def pod(phase="Running", **fields):
     pod_view = PodView(name="mine-0", ordinal=0, phase=phase, url="http://127.0.0.1:99", **fields)
-    return pod_objects.of_pod(view(pod_view), pod_view)
+    return pod_objects.pod_object(view(pod_view), pod_view)
 
 
 def test_a_pod_is_a_dictionary_with_attributes():
-    pod_object = pod(started=1e9, is_ready=True, restarts=2)
+    shown_pod = pod(started=1e9, is_ready=True, restarts=2)
 
-    assert pod_object["metadata"]["name"] == pod_object.metadata.name == "mine-0"
-    assert pod_object.metadata.namespace == "ns"
+    assert shown_pod["metadata"]["name"] == shown_pod.metadata.name == "mine-0"
+    assert shown_pod.metadata.namespace == "ns"
     assert (
-        pod_object.metadata.creation_timestamp
-        == pod_object.status.startTime
+        shown_pod.metadata.creation_timestamp
+        == shown_pod.status.startTime
         == "2001-09-09T01:46:40Z"
     )
-    assert pod_object.metadata.labels["team"] == "ml"
-    assert pod_object.metadata.labels["kubetorch.com/service"] == "mine"
-    assert pod_object.status.pod_ip == pod_object["status"]["podIP"] == "127.0.0.1"
-    assert pod_object.status.container_statuses[0].restart_count == 2
-    assert pod_object == pod(started=1e9, is_ready=True, restarts=2)
+    assert shown_pod.metadata.labels["team"] == "ml"
+    assert shown_pod.metadata.labels["kubetorch.com/service"] == "mine"
+    assert shown_pod.status.pod_ip == shown_pod["status"]["podIP"] == "127.0.0.1"
+    assert shown_pod.status.container_statuses[0].restart_count == 2
+    assert shown_pod == pod(started=1e9, is_ready=True, restarts=2)
 
 
 def test_what_is_not_said_is_not_there():
-    pod_object = pod()
+    shown_pod = pod()
 
-    assert "reason" not in pod_object.status
+    assert "reason" not in shown_pod.status
     with pytest.raises(AttributeError, match="'reason'; the keys are phase"):
-        _ = pod_object.status.reason
-    assert not hasattr(pod_object, "_repr_html_")
+        _ = shown_pod.status.reason
+    assert not hasattr(shown_pod, "_repr_html_")
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_what_is_not_said_is_not_there():
     ],
 )
 def test_a_pod_that_ends_has_the_phase_and_the_mark_of_kubernetes(phase, shown):
-    pod_object = pod(phase)
+    shown_pod = pod(phase)
 
-    assert pod_object.status.phase == shown
-    assert ("deletionTimestamp" in pod_object.metadata) == (phase == "Terminating")
+    assert shown_pod.status.phase == shown
+    assert ("deletionTimestamp" in shown_pod.metadata) == (phase == "Terminating")
 
 
 def test_a_pod_has_its_annotations_without_a_cluster_too():
@@ -80,7 +80,7 @@ DESCRIBED = {
 @pytest.mark.parametrize(("phase", "shown"), [("Running", "Running"), ("Unknown", "Pending")])
 def test_the_description_of_the_cluster_but_for_what_has_answered(phase, shown):
     pod_view = PodView(name="mine-0", ordinal=0, phase=phase)
-    described = pod_objects.of_pod(view(pod_view), pod_view, DESCRIBED)
+    described = pod_objects.pod_object(view(pod_view), pod_view, DESCRIBED)
     assert described.spec.node_name == "node2"
     assert (described.metadata.uid, described.metadata.annotations.a) == ("5", "b")
     assert described.status.phase == shown

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kubetorch.specs import autoscaling, distribution
 from kubetorch.specs.compute import ComputeSpec, Toleration, freeze
+from kubetorch.specs.data import MODES, DataMount
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import (
     CopyStep,
@@ -157,6 +158,18 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "allowed_serialization": st.sampled_from([("json",), ("json", "pickle"), ("none",)]),
     "logging": st.builds(LoggingConfig, level=st.sampled_from(LEVELS)),
     "inactivity_ttl": st.sampled_from(["30m", "1h"]),
+    "data": st.lists(
+        st.builds(
+            DataMount,
+            path=PATHS,
+            key=WORDS,
+            mode=st.sampled_from(MODES),
+            version=WORDS,
+            digest=WORDS,
+        ),
+        max_size=2,
+        unique_by=lambda mount: mount.path,
+    ).map(tuple),
     "disk_size": SIZES,
     "gpus": st.sampled_from(["1", "8"]),
     "gpu_type": WORDS,

@@ -183,6 +183,7 @@ TAGS: dict[str, list[Any]] = {
             "options": {"retries": 1, "timeout": 1.5, "retry_on": {"$": ["tuple", ["a.b"]]}},
         },
     ],
+    "ref": ["r" * 22, "laptop", 8, [8], BUFFER_SPAN],
     "np.array": ["<f8", [1], "C", BUFFER_SPAN],
     "np.scalar": ["<f8", "0" * 16, 0.0],
     "np.list": ["<f8", BUFFER_SPAN],
@@ -630,6 +631,28 @@ def test_a_stream_that_was_changed_is_a_table_or_refused(data: st.DataObject) ->
 
 VIEWS = pyarrow.array(["x" * 100_000] * 3, pyarrow.string_view())
 DICTIONARY = pyarrow.array(["x" * 100_000] * 3).dictionary_encode()
+
+
+@pytest.mark.parametrize("size", [-1, 13, 65_535, 2**31 - 1])
+@pytest.mark.parametrize("wrap", ["plain", "list", "struct", "dictionary"])
+def test_a_view_of_a_row_that_is_null_lies_within_its_data(size: int, wrap: str) -> None:
+    marker = struct.pack("<i", 9) + b"unlikely!"
+    views = pyarrow.array(["y" * 20, None, "unlikely!"], pyarrow.string_view())
+    # The last row is made null too: its view has a size that is changed below.
+    validity = pyarrow.py_buffer(b"\x01")
+    views = pyarrow.Array.from_buffers(views.type, 3, [validity, *views.buffers()[1:]])
+    array = {
+        "plain": lambda: views,
+        "list": lambda: pyarrow.ListArray.from_arrays([0, 3], views),
+        "struct": lambda: pyarrow.StructArray.from_arrays([views], ["a"]),
+        "dictionary": lambda: pyarrow.DictionaryArray.from_arrays([0, 2], views),
+    }[wrap]()
+    stream = _stream(pyarrow.table({"": array}))
+    assert stream.count(marker) == 1
+    assert len(_decode({"$": ["pa.Array", [0, len(stream)]]}, stream)) == len(array)
+    changed = stream.replace(marker, struct.pack("<i", size) + marker[4:])
+    with pytest.raises(SerializationError, match="a view outside of its data"):
+        _decode({"$": ["pa.Array", [0, len(changed)]]}, changed)
 
 
 @pytest.mark.parametrize("array", [pyarrow.nulls(2**20), VIEWS, DICTIONARY])

@@ -65,13 +65,14 @@ def test_who_may_see_the_workload_may_see_its_calls_and_not_touch_them(routes: C
     assert [(need.verb, need.namespace, need.name) for need in asking.needed] == [
         ("get", "ns", "w")
     ]
-    for action in ("cancel", "result"):
+    for action in ("cancel", "result", "record", "arguments"):
         with pytest.raises(ResultExpiredError, match="no call has the id c"):
             ask(routes, action, "c", KIND)
     assert ask(routes, "cancel", "c", f"{KIND}/call").answers == ["cancelled c"]
 
 
-@pytest.mark.parametrize("action", ["get", "cancel", "result"])
+@pytest.mark.security
+@pytest.mark.parametrize("action", ["get", "cancel", "result", "record", "arguments"])
 def test_a_call_of_others_is_as_unknown_as_one_that_never_was(
     routes: CallRoutes, action: str
 ) -> None:

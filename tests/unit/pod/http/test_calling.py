@@ -12,8 +12,8 @@ from clock_loop import run
 from kubetorch.errors import ProtocolError, SerializationError
 from kubetorch.lib import asgi
 from kubetorch.pod.http import calling
+from kubetorch.pod.payloads import OwnedPayload
 from kubetorch.pod.tuning import LIMITS
-from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, routes

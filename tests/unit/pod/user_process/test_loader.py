@@ -107,7 +107,7 @@ def test_entries_come_first_once_and_children_inherit_them(project: Path) -> Non
     loader.prepare_path([str(project), "/b", str(project), ""])
     assert sys.path[:2] == [str(project), "/b"]
     assert sys.path.count(str(project)) == 1
-    path = [str(project), "/b", loader.CHILDREN, "/a"]
+    path = [str(project), "/b", loader.CHILDREN_FOLDER, "/a"]
     assert os.environ["PYTHONPATH"].split(os.pathsep) == path
 
 
@@ -153,6 +153,56 @@ def test_below_an_early_call_only_definitions_run(project: Path) -> None:
         "del f\n",
     )
     assert loader.load(source(project, "f"))(4) == 8
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "import contextlib\nwith contextlib.suppress(ImportError): from math import floor as f",
+        pytest.param(
+            "try: f = abs\nexcept* OSError: pass",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="syntax of Python 3.11"),
+        ),
+        pytest.param(
+            "type Kind = int\ndef f(x: Kind): return Kind.__value__(x)",
+            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12"),
+        ),
+    ],
+)
+def test_below_an_early_call_definitions_of_any_form_run(project: Path, definition: str) -> None:
+    write(
+        project,
+        "from kubetorch.pod.user_process import loader\n"
+        "loader.is_deploying(is_call=True)\n" + definition,
+    )
+    assert loader.load(source(project, "f"))(2) == 2
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("total = [f(x) for x in (y := rows)]", {"total", "y"}),
+        (
+            "match rows:\n case {'a': a, **rest}: pass\n case [b, *c] as d: pass",
+            set("abcd") | {"rest"},
+        ),
+        ("import a.b, c as d", {"a", "d"}),
+    ],
+)
+def test_the_names_that_a_statement_below_the_end_of_the_import_binds(
+    statement: str, names: set[str]
+) -> None:
+    ended = loader.EndedImport(ModuleType("kt_job"), "kt_job.py", 1, statement.encode())
+    candidates = {"total", "x", "y", "rows", "a", "b", "c", "d", "rest"}
+    assert {name for name in candidates if ended.binds_below(name)} == names
+
+
+def test_a_module_that_takes_itself_out_of_sys_modules_fails_with_its_own_error(
+    project: Path,
+) -> None:
+    write(project, "import sys\ndel sys.modules[__name__]\nraise ValueError('no')\n", "job.py")
+    with pytest.raises(ValueError, match="no"):
+        loader.load(source(project, "f", module="elsewhere.job", source_file="job.py"))
 
 
 def test_a_callable_that_needs_what_was_passed_over_fails_with_the_reason(project: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kubetorch.errors import SpecError
 from kubetorch.sdk.calls.options import CallOptions, declared_parameters
+from kubetorch.sdk.debugger.breakpoints import DebugConfig
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_possible_values_are_taken() -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"no call option 'time_out'\nhint: did you mean timeout\?"):
         CallOptions().with_changes({"time_out": 3})
-    with pytest.raises(TypeError, match="the options are async_, backoff, idempotency_key"):
+    with pytest.raises(TypeError, match="the options are async_, backoff, debug, idempotency_key"):
         CallOptions().with_changes({"zzz": 3})
 
 
@@ -87,19 +88,29 @@ def test_a_keyword_that_the_user_declares_is_the_users() -> None:
     assert options == CallOptions()
 
 
-@pytest.mark.parametrize("name", ["debug", "pdb"])
-def test_keywords_of_later_releases_are_neither_swallowed_nor_ignored(name: str) -> None:
-    with pytest.raises(SpecError, match=f"{name}= belongs to"):
-        CallOptions().take_from({name: True}, frozenset())
-    with pytest.raises(SpecError, match=f"{name}= belongs to"):
-        CallOptions().with_changes({name: True})
+def test_debug_is_true_or_settings() -> None:
+    config = DebugConfig(port=6000)
+    assert CallOptions().take_from({"debug": True}, frozenset())[0].debug == DebugConfig()
+    assert CallOptions(debug=config).debug == config
+    assert CallOptions().with_changes({"debug": config, "post_mortem": True}).post_mortem is True
+    for wrong in ("x", 1, {"mode": "pdb"}):
+        with pytest.raises(ValueError, match=r"it must be True, False or a kt\.DebugConfig"):
+            CallOptions().take_from({"debug": wrong}, frozenset())
+    with pytest.raises(SpecError, match="post_mortem is 'yes'"):
+        CallOptions(post_mortem="yes")  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_pdb_is_an_earlier_name_of_debug() -> None:
+    for value, config in ((True, DebugConfig()), (6001, DebugConfig(port=6001))):
+        with pytest.warns(DeprecationWarning, match="earlier name of debug="):
+            assert CallOptions().take_from({"pdb": value}, frozenset())[0].debug == config
+    both = CallOptions().with_changes({"pdb": 6001, "debug": DebugConfig(port=6002)})
+    assert both.debug == DebugConfig(port=6002)
 
 
 @pytest.mark.parametrize("name", ["debug", "pdb"])
 @pytest.mark.parametrize("off", [None, False])
-def test_keywords_of_later_releases_ask_for_nothing_when_they_are_off(
-    name: str, off: bool | None
-) -> None:
+def test_debuggers_that_are_off_ask_for_nothing(name: str, off: bool | None) -> None:
     assert CallOptions().take_from({name: off, "x": 1}, frozenset()) == (CallOptions(), {"x": 1})
     user_keywords = CallOptions().take_from({name: off}, frozenset({name}))[1]
     assert user_keywords == {name: off}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -12,8 +14,10 @@ from kubetorch.errors import ProtocolError
 from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib import websocket_protocol
 from kubetorch.sdk.calls.stream import LONGEST, Incoming, Stream
-from kubetorch.sdk.calls.stream_writer import Event, PendingCall, Sender
-from kubetorch.wire import frames
+from kubetorch.sdk.calls.stream_files import StreamFiles
+from kubetorch.sdk.calls.stream_writer import LOST, Event, OutgoingFile, PendingCall, Sender
+from kubetorch.sdk.tuning import LIMITS
+from kubetorch.wire import codecs, frames
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Body, Kind, Log, Result
 
@@ -82,6 +86,31 @@ def test_a_frame_that_makes_no_sense_is_a_protocol_error(frame: bytes, in_fragme
     with pytest.raises(ProtocolError):
         deliver(reader, frame, in_fragments=in_fragments)
     assert events == []
+
+
+class UnwritableFiles(StreamFiles):
+    """Memory files that cannot be written, for a reason that is none of the system's."""
+
+    def can_send(self, size: int, calls: Mapping[int, PendingCall]) -> bool:
+        return True
+
+    def write(
+        self, segments: Sequence[codecs.Segment], size: int, on_unsent: Callable[[], object]
+    ) -> OutgoingFile | None:
+        raise ValueError("the memory of an argument is gone")
+
+
+def test_a_call_whose_arguments_cannot_be_written_in_a_thread_ends_with_the_error() -> None:
+    stream, events = Stream(lambda broken: None), SimpleQueue[Event]()
+    stream.files = UnwritableFiles()
+    size = LIMITS.memory_file_at_once_bytes + wire_tuning.LIMITS.chunk_bytes
+    call = stream.prepare(events.put)
+
+    stream.start(call, frames.Open("id", "f", Body("values", (size,), size)))
+
+    event = events.get(timeout=60)
+    assert (event.kind, str(event.meta)) == (LOST, "the memory of an argument is gone")
+    assert stream.calls == {}
 
 
 @given(st.binary(max_size=300), st.integers(0, 40), st.integers(0, 300))

@@ -1,6 +1,7 @@
 """Which backend is meant, as far as that needs nobody to be asked."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -65,3 +66,12 @@ def test_in_a_pod_the_kubeconfig_of_another_machine_means_nothing(monkeypatch):
     cluster = backend.choose("/home/somebody/.kube/config").cluster
     assert cluster is not None
     assert cluster.kubeconfig is None
+
+
+def test_a_block_on_this_machine_is_one_of_its_own_thread_alone(monkeypatch):
+    monkeypatch.setenv("KT_BACKEND", "kubernetes")
+    with backend.on_this_machine():
+        assert backend.choose("/mine").cluster is None
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(backend.choose).result().cluster is not None
+    assert backend.choose().cluster is not None

@@ -87,3 +87,29 @@ def test_without_an_operator_the_manifest_is_what_there_is_instead(
         assert shown(spec, backend) == applied(cluster, *applied_kind)
 
     run(cluster, scenario)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_restricted", "admits_host_paths", "shares"),
+    [
+        ({"/models": "models/base"}, False, True, True),
+        ({"/models": "models/base"}, False, False, False),
+        ({"/models": "models/base"}, True, True, False),
+        ({}, False, True, False),
+    ],
+)
+def test_pods_with_data_share_it_on_their_node_where_the_namespace_admits_that(
+    data: dict[str, str], is_restricted: bool, admits_host_paths: bool, shares: bool
+) -> None:
+    cluster = Admission()
+    cluster.is_restricted, cluster.admits_host_paths = is_restricted, admits_host_paths
+    spec = workload(kt.Compute(cpus=1, data=data))
+
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(spec)
+        volumes = applied(cluster)["spec"]["template"]["spec"]["volumes"]
+        folders = [volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume]
+        assert folders == (["/node/team"] if shares else [])
+        assert shown(spec, backend) == applied(cluster)
+
+    run(cluster, scenario, node_data="/node")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.errors import (
     AutoScalingError,
+    KubernetesRequestError,
     KubetorchError,
     OperatorMissingError,
     StartupError,
@@ -470,3 +472,37 @@ def test_a_teardown_deletes_what_its_deploy_made_of_a_user_s_manifest() -> None:
 
     run(cluster, scenario)
     assert cluster.names() == set()
+
+
+class _WithoutEmptyStarts(SmallCluster):
+    """A cluster whose Knative has no `allow-zero-initial-scale`."""
+
+    async def apply(self, manifest: Object, **options: Any) -> Object:
+        template = manifest["spec"].get("template", {"metadata": {}})["metadata"]
+        name = "autoscaling.knative.dev/initial-scale"
+        if template.get("annotations", {}).get(name) == "0":
+            error = KubernetesRequestError(
+                'admission webhook "validation.webhook.serving.knative.dev" denied the request: '
+                "validation failed: invalid value: 0: "
+                f"spec.template.metadata.annotations.{name}=0 not allowed by cluster"
+            )
+            error.status_code = 400
+            raise error
+        return await super().apply(manifest, **options)
+
+
+@pytest.mark.parametrize("cluster", [_WithoutEmptyStarts(), SmallCluster()])
+def test_one_pod_starts_where_knative_forbids_to_start_none(cluster: SmallCluster) -> None:
+    empty_spec = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0, initial_scale=0)))
+    warnings: list[str] = []
+
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(empty_spec)
+        warnings.extend(backend.warnings(empty_spec.compute, rendering.of_workload(empty_spec)))
+        assert backend.applied(empty_spec) == empty_spec
+
+    run(cluster, scenario)
+    template = cluster.take("serving.knative.dev/v1", "Service")["spec"]["template"]
+    pods = template["metadata"]["annotations"]["autoscaling.knative.dev/initial-scale"]
+    assert (pods, len(warnings)) == (("0", 0) if type(cluster) is SmallCluster else ("1", 1))
+    assert all("Knative forbids initial_scale=0" in text for text in warnings)

@@ -49,13 +49,15 @@ class Admission(SmallCluster):
     def __init__(self) -> None:
         super().__init__()
         self.is_restricted = False
+        self.admits_host_paths = True
         self.refusal = REFUSAL
         self.dry_runs: list[Object] = []
         self.pods: list[Object] = []
 
     def refuses(self, pod: Object) -> bool:
         context = pod["spec"]["containers"][0].get("securityContext") or {}
-        return self.is_restricted and not context.get("runAsNonRoot")
+        is_refused = "hostPath" in json.dumps(pod) and not self.admits_host_paths
+        return is_refused or (self.is_restricted and not context.get("runAsNonRoot"))
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         assert dry_run
@@ -142,6 +144,7 @@ def run(
     cluster: Admission,
     scenario: Callable[[KubernetesBackend], Awaitable[None]],
     *stored_specs: WorkloadSpec,
+    node_data: str = "",
 ) -> None:
     """What a controller does; it finds these workloads."""
 
@@ -150,7 +153,7 @@ def run(
         prerequisites = PodPrerequisites(_Ready(client), cast("Stores", None), lambda _: _nothing())
         backend = KubernetesBackend(
             client,
-            runtime=Runtime("runtime", "default", "http://controller"),
+            runtime=Runtime("runtime", "default", "http://controller", node_data=node_data),
             stores=cast("Stores", None),
             prerequisites=prerequisites,
             owner=lambda namespace, name: OWNER,

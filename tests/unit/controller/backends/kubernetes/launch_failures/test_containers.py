@@ -49,11 +49,11 @@ def test_the_second_end_is_a_loop() -> None:
     verdict = judge(ended(1), ended(1, "15:51:40"), restarts=1)
     assert type(verdict.error) is errors.ServiceHealthError
     assert verdict.log_container == "c"
-    assert not verdict.is_previous
+    assert not verdict.log_is_of_previous_run
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
     verdict = judge(waits, ended(1), restarts=1)
     assert verdict.is_doomed
-    assert verdict.is_previous
+    assert verdict.log_is_of_previous_run
 
 
 def test_two_ends_that_lie_far_apart_are_two_accidents() -> None:

@@ -26,7 +26,7 @@ from kubetorch.lib import deadlines
 
 pytestmark = pytest.mark.cluster
 
-SOURCES = Path(__file__).parents[2] / "src/kubetorch"
+SOURCES = Path(__file__).parents[3] / "src/kubetorch"
 IMAGE = "localhost/python:3.11"
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")

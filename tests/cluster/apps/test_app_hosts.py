@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.conftest import Installed, Kubectl
-from cluster.test_faults_storage import install
+from cluster.controller.test_faults_storage import install
 from kubetorch.lib import sockets
 
 pytestmark = pytest.mark.alone

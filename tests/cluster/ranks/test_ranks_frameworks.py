@@ -14,7 +14,7 @@ import pytest
 
 import shared
 from cluster.conftest import Installed
-from cluster.test_ranks import RAY_IMAGE
+from cluster.ranks.test_ranks import RAY_IMAGE
 from example_programs import EXAMPLES, FRAMEWORKS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,10 @@ from kubetorch.install.chart import FOLDER, Chart
 from kubetorch.install.releases import DEFINITION
 from unit.install.test_templates import CASES, VALUES
 
-RELEASE, SPACE, TEAM = "kt-release", "kt-helm", "kt-helm-team"
+RELEASE = "kt-release"
+#: Namespaces of this run alone: those of an earlier one may still be going.
+SPACE = f"kt-helm-{secrets.token_hex(3)}"
+TEAM = f"{SPACE}-team"
 IMAGE = os.environ.get("KT_TEST_IMAGE", "localhost/kubetorch:dev")
 POD_IMAGE = os.environ.get("KT_TEST_POD_IMAGE", "localhost/kubetorch-pod:dev")
 #: Values of an installation beside the one of the other tests.
@@ -104,16 +108,22 @@ def test_helm_finds_nothing_to_complain_of() -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(FOLDER)).stdout
 
 
-@pytest.fixture
-def spaces(kubectl: Kubectl, apart: str) -> Iterator[None]:
-    """Room for a release beside the installation whose resource definition it shares."""
+@pytest.fixture(scope="module")
+def namespaces(kubectl: Kubectl, apart: str) -> Iterator[None]:
+    """The namespace of a release, which it makes, and one for its services."""
     if not has_image(IMAGE):
         pytest.skip(f"no node has {IMAGE}")
     kubectl("create", "namespace", TEAM)
     yield
+    kubectl("delete", "namespace", TEAM, SPACE, "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture
+def spaces(namespaces: None) -> Iterator[None]:
+    """Room for a release beside the installation whose resource definition it shares."""
+    yield
     helm("uninstall", RELEASE, "-n", SPACE, "--no-hooks", check=False)
     kt("uninstall", "-y", "-n", SPACE, "--timeout", "60")
-    kubectl("delete", "namespace", TEAM, SPACE, "--ignore-not-found")
 
 
 @pytest.mark.alone
@@ -122,7 +132,7 @@ def test_a_release_works_is_upgraded_and_leaves_nothing(
 ) -> None:
     options = ("--set", BESIDE, *images(), "--wait", "--timeout", "120s")
     installed = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *options)
-    assert "kt config set install_namespace kt-helm" in installed.stdout
+    assert f"kt config set install_namespace {SPACE}" in installed.stdout
 
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)

@@ -29,7 +29,7 @@ from kubetorch.specs.image import EnvStep, ImageSpec, PipStep
 from kubetorch.specs.workload import WorkloadSpec
 from tools import crd
 
-CANDIDATE = Path(__file__).parents[1] / "local/candidate.py"
+CANDIDATE = Path(__file__).parents[2] / "local/candidate.py"
 #: Seconds that a lease lasts.
 LEASE = 20.0
 

@@ -24,7 +24,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(EXAMPLES, folder)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+# The image of the tests has no NumPy; and no pod reaches a bucket of this machine.
+NOT_HERE = ("weight_sync.py", "bucket_folder.py")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in NOT_HERE])
 def test_an_example_prints_what_it_should(name: str, folder: Path, installed: Installed) -> None:
     printed = installed.run(sys.executable, f"examples/{name}", cwd=folder.parent)
 

@@ -29,7 +29,7 @@ from kubetorch.wire import messages, tokens
 #: The first of them builds images.
 pytestmark = pytest.mark.timeout(600)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Address of this machine that pods reach.
 NODE_ADDRESS = "198.18.0.1"
 SPACE = "kubetorch-runtime"

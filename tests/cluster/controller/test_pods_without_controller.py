@@ -18,7 +18,7 @@ from cluster import conftest, faults
 from cluster.conftest import Installed, Kubectl
 from shared import WHOLE
 
-ROUNDS = 20 if WHOLE else 3
+ROUNDS = 20 if WHOLE else 2
 #: Seconds until all pods of a round serve, on a machine that has other work.
 PATIENCE = 150.0
 

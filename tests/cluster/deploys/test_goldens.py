@@ -9,7 +9,7 @@ import yaml
 # deploys among them, which expect that the cluster lacks some.
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
-GOLDENS = Path(__file__).parents[1] / "contract/manifests/goldens"
+GOLDENS = Path(__file__).parents[2] / "contract/manifests/goldens"
 FILES = sorted(GOLDENS.iterdir())
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.lib import sockets
+from tests.local import commands
 from tests.local.user_project import UserProject
 
 KT = str(Path(sys.executable).with_name("kt"))
@@ -46,7 +47,8 @@ def served(tmp_path_factory, shared_service_home):
     project.forget()
 
 
-def kt_(*arguments, **options):
+def kt_process(*arguments, **options):
+    """`kt` in a process of its own, for what it reads."""
     return subprocess.run(
         [KT, *arguments], capture_output=True, text=True, timeout=TIMEOUT, **options
     )
@@ -67,43 +69,43 @@ sys.exit(int(sys.argv[-1]))
 
 def test_run_shows_lines_and_ends_with_the_exit_code_of_the_command(project):
     project.write("work.py", SCRIPT.format(more=""))
-    completed = kt_("run", "python", "work.py", "--epochs", "a b", "3")
+    completed = commands.kt("run", "python", "work.py", "--epochs", "a b", "3")
 
     assert completed.returncode == 3, completed.stderr
     assert completed.stdout == "arguments ['--epochs', 'a b', '3']\nwas run\n"
     assert "work ended with exit code 3" in completed.stderr
-    listed = json.loads(kt_("describe", "work", "--json").stdout)
+    listed = json.loads(commands.kt("describe", "work", "--json").stdout)
     assert listed["status"] == "Failed"
     assert listed["pods"][0]["app"]["exit_code"] == 3
-    assert kt_("teardown", "work", "-y").returncode == 0
+    assert commands.kt("teardown", "work", "-y").returncode == 0
 
 
 def test_run_says_which_options_behind_the_command_are_its_own(project):
     project.write("work.py", SCRIPT.format(more=""))
-    completed = kt_("run", "python", "work.py", "--name", "exp", "--lr", "1", "0")
+    completed = commands.kt("run", "python", "work.py", "--name", "exp", "--lr", "1", "0")
     assert "kt run takes --name for itself, which belongs before the command: " in completed.stderr
     assert "kt run --name … python …; what follows -- is the command's: " in completed.stderr
     assert completed.stdout.startswith("arguments ['--lr', '1', '0']")
-    assert kt_("teardown", "exp", "-y").returncode == 0
+    assert commands.kt("teardown", "exp", "-y").returncode == 0
 
-    completed = kt_("run", "--", "python", "work.py", "--name", "exp", "0")
+    completed = commands.kt("run", "--", "python", "work.py", "--name", "exp", "0")
     assert "for itself" not in completed.stderr
     assert completed.stdout.startswith("arguments ['--name', 'exp', '0']")
-    assert kt_("teardown", "work", "-y").returncode == 0
+    assert commands.kt("teardown", "work", "-y").returncode == 0
 
 
 def test_run_async_returns_once_it_runs(project):
     project.write(
         "nap.py", "import kubetorch as kt\nkt.app(name='naps')\nimport time; time.sleep(99)"
     )
-    completed = kt_("run", "--detach", "python", "nap.py")
+    completed = commands.kt("run", "--detach", "python", "nap.py")
 
     assert completed.returncode == 0, completed.stderr
     assert "kt logs naps" in completed.stdout
     assert "kt teardown naps" in completed.stdout
-    assert json.loads(kt_("describe", "naps", "--json").stdout)["status"] == "Running"
-    assert "Access:" not in kt_("describe", "naps").stdout  # it has no port
-    assert kt_("teardown", "naps", "-y").returncode == 0
+    assert json.loads(commands.kt("describe", "naps", "--json").stdout)["status"] == "Running"
+    assert "Access:" not in commands.kt("describe", "naps").stdout  # it has no port
+    assert commands.kt("teardown", "naps", "-y").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_run_async_returns_once_it_runs(project):
 def test_run_refuses_what_it_cannot_run(project, arguments, status, message):
     project.write("plain.py", "print('nothing')\n")
     project.write("named.py", "import kubetorch as kt\nkt.app('mine')\n")
-    completed = kt_("run", *arguments)
+    completed = commands.kt("run", *arguments)
 
     assert completed.returncode == status, completed.stderr
     assert message in completed.stderr.replace("\n", " ")
@@ -140,8 +142,8 @@ def test_interrupting_run_leaves_the_app_alone(project):
 
     assert running.returncode == 0
     assert "kt logs loop" in output
-    assert json.loads(kt_("describe", "loop", "--json").stdout)["status"] == "Running"
-    assert kt_("teardown", "loop", "-y").returncode == 0
+    assert json.loads(commands.kt("describe", "loop", "--json").stdout)["status"] == "Running"
+    assert commands.kt("teardown", "loop", "-y").returncode == 0
 
 
 def test_a_program_that_deploys_an_app_may_be_the_app_itself(project):
@@ -164,13 +166,13 @@ def test_a_program_that_deploys_an_app_may_be_the_app_itself(project):
 
     assert completed.returncode == 0, completed.stderr
     assert "deployed serve" in completed.stdout
-    token = kt_("token", "serve").stdout.strip()
-    url = json.loads(kt_("describe", "serve", "--json").stdout)["url"]
-    assert "Access:     with a token\n" in kt_("describe", "serve").stdout
+    token = commands.kt("token", "serve").stdout.strip()
+    url = json.loads(commands.kt("describe", "serve", "--json").stdout)["url"]
+    assert "Access:     with a token\n" in commands.kt("describe", "serve").stdout
     status, body = ask(url, "/http/serve.py", token)
     assert status == 200
     assert b"SimpleHTTPRequestHandler" in body
-    assert kt_("teardown", "serve", "-y").returncode == 0
+    assert commands.kt("teardown", "serve", "-y").returncode == 0
 
 
 def test_a_file_without_kt_run_goes_on_after_its_kt_app(project):
@@ -249,10 +251,10 @@ def test_port_forward_leads_to_the_pod_until_interrupted(served):
 def test_port_forward_refuses_a_port_that_is_taken_or_leads_nowhere(served):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        completed = kt_("port-forward", served.service_name, port)
+        completed = commands.kt("port-forward", served.service_name, port)
         assert completed.returncode == 1
         assert "is taken" in completed.stderr
-    completed = kt_("port-forward", served.service_name, str(sockets.choose(())), "9999")
+    completed = commands.kt("port-forward", served.service_name, str(sockets.choose(())), "9999")
     assert completed.returncode == 1
     assert "nothing answers at port 9999" in completed.stderr
 
@@ -262,7 +264,7 @@ def test_port_forward_refuses_a_port_that_is_taken_or_leads_nowhere(served):
 
 def test_a_command_runs_in_the_environment_of_a_worker(served):
     command = "echo $STAGE $KT_SERVICE_NAME; pwd; command -v python; echo wrong >&2; exit 7"
-    completed = kt_("ssh", served.service_name, "--", command)
+    completed = commands.kt("ssh", served.service_name, "--", command)
 
     assert completed.returncode == 7
     stage, folder, python = completed.stdout.splitlines()
@@ -273,17 +275,17 @@ def test_a_command_runs_in_the_environment_of_a_worker(served):
 
 
 def test_words_of_a_command_stay_apart_and_input_arrives_whole(served):
-    completed = kt_("ssh", served.service_name, "--", "printf", "%s|", "a b", "c")
+    completed = commands.kt("ssh", served.service_name, "--", "printf", "%s|", "a b", "c")
     assert completed.stdout == "a b|c|"
     body = "0123456789abcdef" * 100_000
-    assert kt_("ssh", served.service_name, "--", "cat", input=body).stdout == body
+    assert kt_process("ssh", served.service_name, "--", "cat", input=body).stdout == body
 
 
 def test_a_large_file_as_input_arrives_whole(served, tmp_path):
     file = tmp_path / "large"
     file.write_bytes(os.urandom(1 << 20) * 8)
     with file.open() as stdin:
-        completed = kt_("ssh", served.service_name, "--", "sha256sum", stdin=stdin)
+        completed = kt_process("ssh", served.service_name, "--", "sha256sum", stdin=stdin)
     assert completed.stdout.split()[0] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -292,12 +294,14 @@ def test_a_file_as_input_is_read_only_as_fast_as_the_command_takes_it(served, tm
     larger_than_memory.touch()
     os.truncate(larger_than_memory, 64 << 30)
     with larger_than_memory.open() as stdin:
-        completed = kt_("ssh", served.service_name, "--", "head -c 3 | wc -c; exit 7", stdin=stdin)
+        completed = kt_process(
+            "ssh", served.service_name, "--", "head -c 3 | wc -c; exit 7", stdin=stdin
+        )
     assert (completed.stdout.strip(), completed.returncode) == ("3", 7), completed.stderr
 
 
 def test_without_standard_input_a_command_has_none_either(served):
-    completed = kt_("ssh", served.service_name, "--", "wc -c", stdin=subprocess.DEVNULL)
+    completed = kt_process("ssh", served.service_name, "--", "wc -c", stdin=subprocess.DEVNULL)
     assert completed.stdout.strip() == "0"
 
 
@@ -351,7 +355,7 @@ def test_a_shell_needs_more_than_a_token_for_calls(served):
 
 
 def test_what_a_shell_started_ends_with_it(served):
-    completed = kt_("ssh", served.service_name, "--", "setsid sleep 1000 & echo $!")
+    completed = commands.kt("ssh", served.service_name, "--", "setsid sleep 1000 & echo $!")
     pid = int(completed.stdout)
     deadline = time.monotonic() + TIMEOUT
     while Path(f"/proc/{pid}").exists():

@@ -278,7 +278,9 @@ def test_a_controller_that_comes_back_knows_everything_again(installed, client, 
 
 
 @pytest.mark.alone
-def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(client, kit):
+def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(
+    client, kit, kubectl, installed
+):
     calling = client("""
         import time
         f = kt.fn(service.echo, name="through").to(kt.Compute(cpus="0.01"))
@@ -299,7 +301,7 @@ def test_an_api_server_that_is_away_for_30_s_ends_neither_calls_nor_deploys(clie
         print("result", f(3))
     """)
     deploying.line("begins")
-    time.sleep(0.7)  # the pods are being made
+    until(lambda: pods(kubectl, installed.namespace, "during"))
     with stopped(processes("kube-apiserver", "--etcd-servers")):
         time.sleep(30)
 

@@ -1,7 +1,7 @@
 """Launches that cannot succeed, made for real: each has its typed error within 5 s of the fact.
 
-`pytest tests/cluster/test_dooms.py -s` prints the table at the end; `DOOMS_TABLE` names a file
-that gets it as well.
+`pytest tests/cluster/deploys/test_dooms.py -s` prints the table at the end; `DOOMS_TABLE` names a
+file that gets it as well.
 """
 
 from __future__ import annotations

@@ -1,0 +1,90 @@
+"""Cells of a notebook that run in a pod, in a real kernel."""
+
+import re
+
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+import notebooks
+
+LOAD = "%load_ext kubetorch"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebooks")
+    (folder / "pyproject.toml").touch()
+    (folder / "shapes.py").write_text("def area(side):\n    return side * side\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def notebook(folder, service):
+    with notebooks.kernel_in(folder) as kernel:
+        yield lambda *sources: notebooks.run(folder, LOAD, *sources, kernel=kernel)
+
+
+def test_a_cell_runs_in_a_pod_and_its_names_come_back(notebook):
+    shown = notebook(
+        "import numpy as np\nimport os\nRATE = 3\nhere = os.getpid()\nrows = np.arange(4)",
+        "def scaled(x):\n    return x * RATE",
+        "%%kt --cpus 0.1\n"
+        "import shapes\n"
+        "total = int(scaled(rows).sum()) + shapes.area(2)\n"
+        "doubled = 2 * rows\n"
+        "is_elsewhere = os.getpid() != here\n"
+        "print('from the pod')\n"
+        "total",
+        "total, doubled.tolist(), is_elsewhere",
+    )
+
+    assert "from the pod" in shown[3]
+    assert shown[4] == "(22, [0, 2, 4, 6], True)"
+
+
+def test_the_value_of_the_last_line_is_that_of_the_cell(notebook):
+    shown = notebook("%%kt --cpus 0.1\nimport asyncio\nawait asyncio.sleep(0)\n6 * 7", "_")
+
+    assert shown[-1] == "42"
+
+
+def test_a_name_that_cannot_travel_is_named_and_stays_behind(notebook):
+    shown = notebook(
+        "%%kt --cpus 0.1\nimport threading\nlock = threading.Lock()\nnumber = 5\nlock",
+        "number, 'lock' in globals()",
+    )
+
+    assert "what stays in the pod: lock" in shown[1]
+    assert "<unlocked _thread.lock" in shown[1]
+    assert shown[2] == "(5, False)"
+
+
+def test_a_name_that_cannot_be_sent_is_refused_with_its_name(notebook):
+    with pytest.raises(CellExecutionError, match=r"the cell uses file.*cannot travel"):
+        notebook("file = open('shapes.py')", "%%kt --cpus 0.1\nfile.read()")
+
+
+def test_an_error_of_the_cell_is_shown_with_its_line(notebook):
+    with pytest.raises(CellExecutionError, match=r"line 2(.|\n)*1 / 0") as raised:
+        notebook("%%kt --cpus 0.1\nx = 1\n1 / 0")
+    assert raised.value.ename == "ZeroDivisionError"
+
+
+REFUSED = """
+try:
+    get_ipython().run_cell_magic("kt", {!r}, "1")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_an_option_that_is_wrong_is_refused_with_an_example(notebook):
+    lines = ["--cpu 4", "--compute nothing", "--memory"]
+
+    for message in notebook(*map(REFUSED.format, lines))[1:]:
+        assert re.search(r"hint: .*%%kt --c", message), message
