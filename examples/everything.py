@@ -105,6 +105,7 @@ cpu_only = kt.Compute(
     max_queue=100,
     num_proc=2,
     dispatch="any",
+    data={"/models": "models/base", "/data": kt.Data("datasets/x", mode="rw")},
 )
 
 # Called are only the pods that the endpoint selects.

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from kubetorch.controller.routes import status
 from kubetorch.controller.routes.blobs import BlobRoutes
+from kubetorch.controller.routes.buckets import BucketRoutes
 from kubetorch.controller.routes.calls import CallRoutes
+from kubetorch.controller.routes.data import DataRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Route
@@ -24,7 +26,16 @@ from kubetorch.wire import routes
 #: Of a line in the page.
 WIDTH = 110
 PAGE = Path(__file__).parents[1] / "docs/security.md"
-_GROUPS = (ServiceRoutes, WorkloadRoutes, BlobRoutes, CallRoutes, SecretRoutes, VolumeRoutes)
+_GROUPS = (
+    ServiceRoutes,
+    WorkloadRoutes,
+    BlobRoutes,
+    DataRoutes,
+    BucketRoutes,
+    CallRoutes,
+    SecretRoutes,
+    VolumeRoutes,
+)
 _BEGIN, _END = "<!-- {}: tools/routes.py -->", "<!-- end of {} -->"
 
 

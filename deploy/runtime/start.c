@@ -6,6 +6,7 @@
  * same for what it says about its own Python.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,14 @@ int main(int argc, char **argv) {
     args[count++] = (char *)module;
     for (int i = 1; i < argc; i++)
         args[count++] = argv[i];
+    if (strcmp(module, "kubetorch.pod") == 0) {
+        /* The first process of a container would ignore it until the agent has a handler: it waits
+         * for that. */
+        sigset_t signals;
+        sigemptyset(&signals);
+        sigaddset(&signals, SIGTERM);
+        sigprocmask(SIG_BLOCK, &signals, NULL);
+    }
     execv(PYTHON, args);
     fprintf(stderr, "%s: %s\n", PYTHON, strerror(errno));
     return 72;

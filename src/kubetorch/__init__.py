@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ControllerError as ControllerError
     from kubetorch.errors import ControllerRequestError as ControllerRequestError
     from kubetorch.errors import ControllerUnavailableError as ControllerUnavailableError
+    from kubetorch.errors import DataRefusedError as DataRefusedError
     from kubetorch.errors import DataStoreError as DataStoreError
     from kubetorch.errors import ForbiddenError as ForbiddenError
     from kubetorch.errors import ForeignOriginError as ForeignOriginError
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import QueueUnschedulableError as QueueUnschedulableError
     from kubetorch.errors import QuorumError as QuorumError
     from kubetorch.errors import QuotaExceededError as QuotaExceededError
+    from kubetorch.errors import ReferenceLostError as ReferenceLostError
     from kubetorch.errors import RemoteError as RemoteError
     from kubetorch.errors import RemoteTraceback as RemoteTraceback
     from kubetorch.errors import ResourceNotAvailableError as ResourceNotAvailableError
@@ -95,13 +97,18 @@ if TYPE_CHECKING:
     from kubetorch.sdk.compute import Compute as Compute
     from kubetorch.sdk.current_call import on_preempt as on_preempt
     from kubetorch.sdk.current_call import progress as progress
-    from kubetorch.sdk.data_store import BroadcastWindow as BroadcastWindow
-    from kubetorch.sdk.data_store import get as get
-    from kubetorch.sdk.data_store import ls as ls
-    from kubetorch.sdk.data_store import put as put
-    from kubetorch.sdk.data_store import rm as rm
-    from kubetorch.sdk.debugger import DebugConfig as DebugConfig
-    from kubetorch.sdk.debugger import deep_breakpoint as deep_breakpoint
+    from kubetorch.sdk.data.declarations import Data as Data
+    from kubetorch.sdk.data.store import get as get
+    from kubetorch.sdk.data.store import get_async as get_async
+    from kubetorch.sdk.data.store import ls as ls
+    from kubetorch.sdk.data.store import ls_async as ls_async
+    from kubetorch.sdk.data.store import put as put
+    from kubetorch.sdk.data.store import put_async as put_async
+    from kubetorch.sdk.data.store import rm as rm
+    from kubetorch.sdk.data.store import rm_async as rm_async
+    from kubetorch.sdk.data.windows import BroadcastWindow as BroadcastWindow
+    from kubetorch.sdk.debugger.breakpoints import DebugConfig as DebugConfig
+    from kubetorch.sdk.debugger.breakpoints import deep_breakpoint as deep_breakpoint
     from kubetorch.sdk.decorators import async_ as async_
     from kubetorch.sdk.decorators import autoscale as autoscale
     from kubetorch.sdk.decorators import compute as compute
@@ -112,6 +119,8 @@ if TYPE_CHECKING:
     from kubetorch.sdk.image import Image as Image
     from kubetorch.sdk.metric import metric as metric
     from kubetorch.sdk.module import Module as Module
+    from kubetorch.sdk.refs import Ref as Ref
+    from kubetorch.sdk.refs import ref as ref
     from kubetorch.sdk.scaling import ScalingStats as ScalingStats
     from kubetorch.sdk.secret import Secret as Secret
     from kubetorch.sdk.secret import secret as secret
@@ -140,6 +149,8 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ControllerError",
     "ControllerRequestError",
     "ControllerUnavailableError",
+    "Data",
+    "DataRefusedError",
     "DataStoreError",
     "DebugConfig",
     "EXCEPTION_REGISTRY",
@@ -178,6 +189,8 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "QueueUnschedulableError",
     "QuorumError",
     "QuotaExceededError",
+    "Ref",
+    "ReferenceLostError",
     "RemoteError",
     "RemoteTraceback",
     "ResourceNotAvailableError",
@@ -220,14 +233,19 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "distributed",
     "fn",
     "get",
+    "get_async",
     "globals",
     "images",
     "ls",
+    "ls_async",
     "metric",
     "on_preempt",
     "progress",
     "put",
+    "put_async",
+    "ref",
     "rm",
+    "rm_async",
     "secret",
     "service",
 ]
@@ -235,17 +253,19 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
 #: Where each name is defined, but for the errors.
 _MODULES = {
     "App": "kubetorch.sdk.app",
-    "BroadcastWindow": "kubetorch.sdk.data_store",
+    "BroadcastWindow": "kubetorch.sdk.data.windows",
     "CallHandle": "kubetorch.sdk.calls.handles",
     "Cls": "kubetorch.sdk.cls",
     "Compute": "kubetorch.sdk.compute",
-    "DebugConfig": "kubetorch.sdk.debugger",
+    "Data": "kubetorch.sdk.data.declarations",
+    "DebugConfig": "kubetorch.sdk.debugger.breakpoints",
     "Endpoint": "kubetorch.specs.endpoint",
     "Fn": "kubetorch.sdk.fn",
     "Image": "kubetorch.sdk.image",
     "LoggingConfig": "kubetorch.specs.logging",
     "MetricsConfig": "kubetorch.specs.metrics",
     "Module": "kubetorch.sdk.module",
+    "Ref": "kubetorch.sdk.refs",
     "ScalingStats": "kubetorch.sdk.scaling",
     "Secret": "kubetorch.sdk.secret",
     "Volume": "kubetorch.sdk.volume",
@@ -257,19 +277,24 @@ _MODULES = {
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
-    "deep_breakpoint": "kubetorch.sdk.debugger",
+    "deep_breakpoint": "kubetorch.sdk.debugger.breakpoints",
     "distribute": "kubetorch.sdk.decorators",
     "distributed": "kubetorch.sdk.distributed",
     "fn": "kubetorch.sdk.fn",
-    "get": "kubetorch.sdk.data_store",
+    "get": "kubetorch.sdk.data.store",
+    "get_async": "kubetorch.sdk.data.store",
     "globals": "kubetorch.sdk.backend",
     "images": "kubetorch.sdk.images",
-    "ls": "kubetorch.sdk.data_store",
+    "ls": "kubetorch.sdk.data.store",
+    "ls_async": "kubetorch.sdk.data.store",
     "metric": "kubetorch.sdk.metric",
     "on_preempt": "kubetorch.sdk.current_call",
     "progress": "kubetorch.sdk.current_call",
-    "put": "kubetorch.sdk.data_store",
-    "rm": "kubetorch.sdk.data_store",
+    "put": "kubetorch.sdk.data.store",
+    "put_async": "kubetorch.sdk.data.store",
+    "ref": "kubetorch.sdk.refs",
+    "rm": "kubetorch.sdk.data.store",
+    "rm_async": "kubetorch.sdk.data.store",
     "secret": "kubetorch.sdk.secret",
     "service": "kubetorch.sdk.handle_service",
 }
@@ -330,6 +355,10 @@ if not TYPE_CHECKING:
         # Not into globals(), which is a name of this package once it was used.
         setattr(sys.modules[__name__], name, value)
         return value
+
+    def load_ipython_extension(shell):
+        """Add the magic `%%kt` to IPython: `%load_ext kubetorch`."""
+        __import__("kubetorch.sdk.cell_magic", fromlist=["register"]).register(shell)
 
     def __dir__():
         return __all__

@@ -30,7 +30,7 @@ _ERRORS_OF_COMPUTE = (
 #: all names that are not listed.
 _EARLIER_MODULES = {
     "kubetorch.data_store": _package_names("BroadcastWindow DataStoreError get ls put rm"),
-    "kubetorch.data_store.types": _package_names("BroadcastWindow"),
+    "kubetorch.store.types": _package_names("BroadcastWindow"),
     "kubetorch.distributed": {"*": "kubetorch.sdk.distributed"},
     "kubetorch.globals": {
         **_package_names("DebugConfig LoggingConfig MetricsConfig config"),
@@ -43,7 +43,7 @@ _EARLIER_MODULES = {
     },
     "kubetorch.provisioning.constants": {
         "ALLOWED_SERIALIZATION_ANNOTATION": f"{_LABELS}.ALLOWED_SERIALIZATION",
-        "DEFAULT_DEBUG_PORT": "kubetorch.sdk.debugger.DebugConfig.port",
+        "DEFAULT_DEBUG_PORT": "kubetorch.sdk.debugger.breakpoints.DebugConfig.port",
         "DEFAULT_K8S_SERVICE_PORT": "kubetorch.manifests.services.PORT",
         "DEFAULT_KT_SERVER_PORT": "kubetorch.specs.compute.AGENT_PORT",
         "DEFAULT_NAMESPACE": "kubetorch.config.settings.DEFAULT_NAMESPACE",

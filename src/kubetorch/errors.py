@@ -63,10 +63,12 @@ cannot be imported here.
     │   ├── QueueFullError
     │   ├── CallableNotFoundError (LookupError)
     │   ├── ResultExpiredError (LookupError)
+    │   ├── ReferenceLostError (LookupError)
     │   ├── SerializationError (TypeError)
     │   └── RemoteError
     ├── ProtocolError
     └── DataStoreError
+        ├── DataRefusedError (RuntimeError)
         ├── StorageFullError (OSError)
         ├── RsyncError
         ├── SecretNotFound (LookupError)
@@ -608,6 +610,8 @@ class AgentDiedError(PodTerminatedError):
             "AgentDied": f"the agent of pod {pod_name} ended",
             "AgentRestarted": f"the agent of pod {pod_name} was started again and lost its calls",
         }
+        if reason.startswith("unreachable"):
+            return f"the agent of pod {pod_name} is {reason}"
         return ends.get(reason, f"the agent of pod {pod_name} ended: {reason}")
 
 
@@ -816,6 +820,25 @@ class ResultExpiredError(CallError, LookupError):
     status = 410
 
 
+class ReferenceLostError(CallError, LookupError):
+    """The value of a reference (`kt.ref`) is gone, or has no room in the pod of a call.
+
+    Attributes:
+        reference: Identity of the reference.
+    """
+
+    code = "reference_lost"
+    status = 410
+    reference: str | None = None
+
+    @classmethod
+    def of(cls, reference: str, message: str, hint: str) -> ReferenceLostError:
+        """The error about a reference."""
+        error = cls(message, hint=hint)
+        error.reference = reference
+        return error
+
+
 class SerializationError(CallError, TypeError):
     """A value cannot travel in the call's serialization, or the serialization is not allowed.
 
@@ -878,6 +901,13 @@ class DataStoreError(KubetorchError):
     """A key or a blob is missing, broken, or out of reach."""
 
     code = "data_store"
+
+
+class DataRefusedError(DataStoreError, RuntimeError):
+    """A key cannot be deleted, or files cannot be published, in the way that was asked."""
+
+    code = "data_refused"
+    status = 409
 
 
 class StorageFullError(DataStoreError, OSError):

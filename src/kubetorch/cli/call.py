@@ -173,7 +173,7 @@ def list_calls(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """List spawned calls, the latest first."""
+    """List spawned calls, and calls that can be replayed, the latest first."""
     output = Output(as_json=as_json)
     services = Services(namespace, output)
     spawned_calls = services.calls(service)
@@ -182,7 +182,9 @@ def list_calls(
         output.value([views.call_json(call) for call in spawned_calls])
     elif spawned_calls:
         rows = [views.call_cells(call, brief=True) for call in spawned_calls]
-        output.table(rows, spare=views.SPARE_CALL_COLUMNS)
+        output.table(rows, dispensable=views.DISPENSABLE_CALL_COLUMNS)
+        if any(call.is_replayable and call.state == "failed" for call in spawned_calls):
+            output.note("kt replay ID runs a failed call again", "dim")
     else:
         output.report(f"No spawned calls found in {services.namespace} namespace")
 

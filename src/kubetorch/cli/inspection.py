@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import keyword
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -20,11 +22,13 @@ from kubetorch.cli.output import Output, Style
 from kubetorch.cli.services import Services
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError
+from kubetorch.lib import private_sockets
 from kubetorch.sdk import backend
 from kubetorch.sdk.cls import OF_COMPUTE, Cls
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.specs.callable import AppSpec, CallableRef
-from kubetorch.wire import routes
+from kubetorch.specs.data import DataMount
+from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import WorkloadView, called_together
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -65,18 +69,22 @@ def list_services(
         views.service_cells(service, with_namespace=all_namespaces, with_pods=pods)
         for service in shown_services
     ]
-    output.table(rows, spare=views.SPARE_SERVICE_COLUMNS)
+    output.table(rows, dispensable=views.DISPENSABLE_SERVICE_COLUMNS)
 
 
 @app.command("status")
 def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Show the pods of a service and its last failure."""
     output = Output(as_json=as_json)
-    service = Services(namespace, output).find(name)
+    services = Services(namespace, output)
+    service = services.find(name)
     if as_json:
         output.value(views.service_json(service))
         return
     show(service, output)
+    failed = [call for call in services.calls_of(service.spec.name) if call.state == "failed"]
+    for call in [call for call in failed if call.is_replayable][:_SHOWN_FAILURES]:
+        output.report(f"{call.callable} failed {views.age(call.started)} ago: kt replay {call.id}")
 
 
 def show(service: WorkloadView, output: Output) -> None:
@@ -94,13 +102,12 @@ def show(service: WorkloadView, output: Output) -> None:
     world = views.world_words(service)
     if world is not None:
         output.report(f"world: {world}")
-    scaling = views.scaling_words(service)
-    if scaling is not None:
-        output.report(f"scaling: {scaling}")
+    for label, line in zip(("scaling", "reason"), views.scaling_lines(service), strict=False):
+        output.report(f"{label}: {line}")
     if service.spec.compute.inactivity_ttl is not None:
         output.report(f"idle stop: {views.ttl_words(service)}")
     if service.pods:
-        output.table(views.pod_cells(service), spare=views.SPARE_POD_COLUMNS)
+        output.table(views.pod_cells(service), dispensable=views.DISPENSABLE_POD_COLUMNS)
     for line, is_waiting in views.queue_lines(service, time.time()):
         output.report(line, "yellow" if is_waiting else "plain")
     show_decisions(service, output, most=_SHOWN_DECISIONS)
@@ -114,9 +121,11 @@ def show_decisions(service: WorkloadView, output: Output, *, most: int) -> None:
     """Show the last decisions on the number of pods, if there are any."""
     cells = views.decision_cells(service, now=time.time(), most=most)
     if cells:
-        output.table(cells, spare=views.SPARE_DECISION_COLUMNS)
+        output.table(cells, dispensable=views.DISPENSABLE_DECISION_COLUMNS)
 
 
+#: Failed calls that `kt status` shows.
+_SHOWN_FAILURES = 3
 #: Decisions on the number of pods that `kt status` shows.
 _SHOWN_DECISIONS = 5
 # A port of this machine, where one is needed.
@@ -153,12 +162,18 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
             is_hidden=call.method in OF_COMPUTE or call.method in dir(Cls("handle")),
             is_broadcast=called_together(spec, service.pool) is not None,
         )
+    data = _data(services, service)
     if as_json:
         signatures = [operation.signature for operation in operations]
-        more = {"signatures": signatures, "curl": curl, "python": python}
+        more = {
+            "data": [views.data_json(mount) for mount in data],
+            "signatures": signatures,
+            "curl": curl,
+            "python": python,
+        }
         output.value(views.service_json(service) | more)
         return
-    _show_facts(service, operations, output)
+    _show_facts(service, operations, data, output)
     if service.failure is not None:
         output.panel("Last failure", views.failure_lines(service.failure), style="red")
     if service.notes:
@@ -219,7 +234,20 @@ def _pods(service: WorkloadView) -> str:
     return f"{views.ready_pods(service)} ready, as many as calls need"
 
 
-def _show_facts(service: WorkloadView, operations: list[Operation], output: Output) -> None:
+def _data(services: Services, service: WorkloadView) -> list[DataMount]:
+    """The data of a service, with the versions that its first pod has, if that says so."""
+    mounts = list(service.spec.compute.data)
+    pod = next((pod for pod in service.pods if pod.is_ready), None)
+    if mounts and pod is not None:
+        with contextlib.suppress(KubetorchError):
+            answer = services.ask_pod(service, pod, routes.DATA)
+            return messages.decode(list[DataMount], answer) or mounts
+    return mounts
+
+
+def _show_facts(
+    service: WorkloadView, operations: list[Operation], data: Iterable[DataMount], output: Output
+) -> None:
     spec, compute = service.spec, service.spec.compute
     app = spec.callable.app
     facts: dict[str, Any] = {
@@ -233,12 +261,14 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
         "Status": service.status,
         "Generation": service.generation,
         "Pods": _pods(service),
-        "Scaling": views.scaling_words(service),
+        "Scaling": "\n".join(views.scaling_lines(service)) or None,
         "World": views.world_words(service),
         "Answers": _answers(service),
+        "Values": _large_values(service),
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "Volumes": ", ".join(f"{volume.name} at {volume.mount_path}" for volume in compute.volumes),
+        "Data": "\n".join(map(str, data)),
         "Secrets": ", ".join(secret.name for secret in compute.secrets),
         "TTL": views.ttl_words(service),
         "Creator": views.creator(service),
@@ -282,6 +312,20 @@ def _answers(service: WorkloadView) -> str | None:
         return f"a list, one value of each of {len(together)} pods"
     is_any = compute.dispatch == "any" and compute.pods > 1
     return f"a value of the least busy of {compute.pods} pods" if is_any else None
+
+
+def _large_values(service: WorkloadView) -> str | None:
+    """How large arguments and results pass between this machine and the pods."""
+    pods = [pod for pod in service.pods if pod.is_ready]
+    if not pods or service.spec.callable.kind == "app":
+        return None
+    if all(private_sockets.is_reachable(Path(pod.memory_socket)) for pod in pods):
+        return "above 256 KB in memory files, from this machine"
+    if not any(pod.memory_socket for pod in pods):
+        why = "the system of the pods has no memory files"
+    else:
+        why = "the pods are not on this machine, or belong to another user"
+    return f"on the stream: {why}"
 
 
 # ------------------------------------------------------------------ how a service is called

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,12 +53,12 @@ Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait: 900, 
 @dataclass(frozen=True)
 class InstallRequest:
     values: Values
-    where: str
+    namespace: str
     timeout: str | None
     as_json: bool
     must_exist: bool = False
-    resets: bool = False
-    downgrades: bool = False
+    is_reset: bool = False
+    may_downgrade: bool = False
 
 
 def _chart_values(
@@ -85,34 +86,45 @@ def _read(file: Path) -> Mapping[str, Any]:
     return document or {}
 
 
-class _Plain(yaml.SafeDumper):
-    """Writes repeated objects in full, and quotes texts that YAML 1.1 takes for booleans."""
+#: Texts that the YAML of Go, as in kubectl, reads as numbers, though PyYAML does not.
+_GO_NUMBER = re.compile(
+    r"[-+]?(?:\.?\d[\d_]*\.?[\d_]*(?:e[-+]?[\d_]+)?|0[box][\da-f_]+)", re.IGNORECASE
+)
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """Writes repeated objects in full, and quotes texts that kubectl takes for other values."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if text.lower() in ("y", "n") else None
+    style = '"' if text.lower() in ("y", "n") or _GO_NUMBER.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Plain.add_representer(str, _quoted)
+_ManifestDumper.add_representer(str, _quoted)
 
 
-def _show(request: InstallRequest, output: Output) -> None:
+def render_yaml(objects: Iterable[Mapping[str, Any]]) -> str:
+    """The objects as YAML that kubectl reads as they are."""
+    text = yaml.dump_all(objects, Dumper=_ManifestDumper, sort_keys=False, width=100)
+    return text.rstrip()
+
+
+def _print_manifests(request: InstallRequest, output: Output) -> None:
     chart = Chart()
     chart.values(request.values)  # refuses wrong values before the cluster is asked
     merged_values = _merged_values(chart, request, asyncio.run(_earlier_release(request, output)))
     objects = [
-        apply.namespace_manifest(request.where),
-        *chart.render(merged_values, namespace=request.where),
+        apply.namespace_manifest(request.namespace),
+        *chart.render(merged_values, namespace=request.namespace),
     ]
     if request.as_json:
         output.value(objects)
     else:
-        text = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=100)
-        output.text(text.rstrip())
+        output.text(render_yaml(objects))
 
 
 async def _earlier_release(request: InstallRequest, output: Output) -> Release | None:
@@ -121,11 +133,13 @@ async def _earlier_release(request: InstallRequest, output: Output) -> Release |
         async with Client(
             kubeconfig.find(), timeout=TIMING.dry_run_answer_seconds, patience=0.0
         ) as client:
-            return await releases.load(client, request.where)
+            return await releases.load(client, request.namespace)
     except (KubernetesError, KubernetesCredentialsError) as error:
         if request.must_exist:
             raise
-        output.warn(f"values that were given before, if any, are not in it: {error.message}")
+        output.warn(
+            f"the objects lack the values of an earlier installation, if any: {error.message}"
+        )
         return None
 
 
@@ -133,53 +147,55 @@ def _merged_values(chart: Chart, request: InstallRequest, former: Release | None
     if former is None:
         if request.must_exist:
             raise InstallError(
-                f"Kubetorch is not installed in namespace {request.where}, or not by kt install",
-                hint=f"kt install --namespace {request.where}; a helm release is changed with "
+                f"Kubetorch is not installed in namespace {request.namespace}, or not by kt "
+                "install",
+                hint=f"kt install --namespace {request.namespace}; a helm release is changed with "
                 "helm upgrade",
             )
         return request.values
-    if not request.downgrades:
+    if not request.may_downgrade:
         apply.check_version(chart, former)
-    return request.values if request.resets else apply.keep(chart, former, request.values)
+    return request.values if request.is_reset else apply.keep(chart, former, request.values)
 
 
-def _run(request: InstallRequest, *, dry_run: bool) -> None:
+def _install_or_show(request: InstallRequest, *, dry_run: bool) -> None:
     output = Output(as_json=request.as_json)
     if dry_run:
-        _show(request, output)
+        _print_manifests(request, output)
         return
-    done = asyncio.run(_install(request, output))
+    applied = asyncio.run(_install(request, output))
     if request.as_json:
-        output.value(_install_facts(done, is_ready=request.timeout is not None))
+        output.value(_install_facts(applied, is_ready=request.timeout is not None))
 
 
 async def _install(request: InstallRequest, output: Output) -> Applied:
     seconds = duration(request.timeout, "--timeout") if request.timeout is not None else None
-    chart, where = Chart(), request.where
+    chart, namespace = Chart(), request.namespace
     async with Client(kubeconfig.find()) as client:
         server = client.access.cluster.server
-        about = f"Kubetorch {chart.about['version']} in namespace {where} of {server}"
-        output.report(f"Installing {about} ({client.access.origin})...")
-        merged_values = _merged_values(chart, request, await releases.load(client, where))
-        done = await apply.apply(
-            client, chart, merged_values, namespace=where, report=output.report
+        about = f"Kubetorch {chart.about['version']} in namespace {namespace} of {server}"
+        verb = "Upgrading" if request.must_exist else "Installing"
+        output.report(f"{verb} {about} ({client.access.origin})...")
+        merged_values = _merged_values(chart, request, await releases.load(client, namespace))
+        applied = await apply.apply(
+            client, chart, merged_values, namespace=namespace, report=output.report
         )
-        if not done.is_changed:
+        if not applied.is_changed:
             output.report("nothing to change")
         if seconds is not None:
-            await readiness.wait(client, where, timeout=seconds, report=output.report)
+            await readiness.wait(client, namespace, timeout=seconds, report=output.report)
     state = "ready" if seconds is not None else "applied"
     output.report(f"✓ {about} is {state}, of the image {chart.image(merged_values)}", "green")
-    output.note(chart.notes(merged_values, namespace=where).rstrip())
-    return done
+    output.note(chart.notes(merged_values, namespace=namespace).rstrip())
+    return applied
 
 
-def _install_facts(done: Applied, *, is_ready: bool) -> dict[str, Any]:
+def _install_facts(applied: Applied, *, is_ready: bool) -> dict[str, Any]:
     return {
-        "namespace": done.release.namespace,
-        "version": done.release.version,
-        "image": Chart().image(done.release.values),
-        "values": done.release.values,
+        "namespace": applied.release.namespace,
+        "version": applied.release.version,
+        "image": Chart().image(applied.release.values),
+        "values": applied.release.values,
         "ready": is_ready,
         "objects": [
             {
@@ -189,7 +205,7 @@ def _install_facts(done: Applied, *, is_ready: bool) -> dict[str, Any]:
                 "name": item.name,
                 "change": change,
             }
-            for item, change in done.changes.items()
+            for item, change in applied.changes.items()
         ],
     }
 
@@ -215,11 +231,11 @@ def install(  # noqa: PLR0913  # the documented options
     """
     request = InstallRequest(
         _chart_values(image, pod_image, settings or [], files or []),
-        where=namespace or config.install_namespace,
+        namespace=namespace or config.install_namespace,
         timeout=None if no_wait else timeout,
         as_json=as_json,
     )
-    _run(request, dry_run=dry_run)
+    _install_or_show(request, dry_run=dry_run)
 
 
 @app.command("upgrade")
@@ -247,42 +263,43 @@ def upgrade(  # noqa: PLR0913  # the documented options
     """
     request = InstallRequest(
         _chart_values(image, pod_image, settings or [], files or []),
-        where=namespace or config.install_namespace,
+        namespace=namespace or config.install_namespace,
         timeout=None if no_wait else timeout,
         as_json=as_json,
         must_exist=True,
-        resets=reset_values,
-        downgrades=downgrade,
+        is_reset=reset_values,
+        may_downgrade=downgrade,
     )
-    _run(request, dry_run=dry_run)
+    _install_or_show(request, dry_run=dry_run)
 
 
 async def _uninstall(
-    where: str, timeout: str, output: Output, *, volumes: bool, secrets: bool, yes: bool
+    namespace: str, timeout: str, output: Output, *, volumes: bool, secrets: bool, yes: bool
 ) -> Removed:
     """Remove Kubetorch, once the user agrees."""
     seconds = duration(timeout, "--timeout")
     async with Client(kubeconfig.find()) as client:
-        release = await _find(client, where)
+        release = await _find_release(client, namespace)
         if release is None:
-            output.report(f"Kubetorch is not installed in namespace {where}")
+            output.report(f"Kubetorch is not installed in namespace {namespace}")
             return Removed()
-        scope = await remove.scope_of(client, release.watched, where)
-        removal = Removal(where, scope, seconds, volumes, secrets)
+        scope = await remove.scope_of(client, release.watched, namespace)
+        removal = Removal(namespace, scope, seconds, volumes, secrets)
         server = f"{client.access.cluster.server} ({client.access.origin})"
-        output.report(f"Removing Kubetorch from namespace {where} of {server}...")
+        output.report(f"Removing Kubetorch from namespace {namespace} of {server}...")
         if not yes:
             await _confirm_removal(client, removal, output)
-        done = await remove.remove(client, removal, release.items, output.report)
-    _report(done, where, output)
-    return done
+        removed = await remove.remove(client, removal, release.items, output.report)
+    _report_what_stays(removed, namespace, output)
+    return removed
 
 
-async def _find(client: Client, namespace: str) -> Release | None:
-    """The present installation; `None` without one, and then nothing at all may be deleted.
+async def _find_release(client: Client, namespace: str) -> Release | None:
+    """Returns the present installation; `None` if there is none, and nothing may be deleted.
 
-    Where the cluster has no record of the release, the controller's Deployment has its namespaces,
-    and without a Deployment the definition, which one installation of a cluster owns, has them.
+    Without a record of the release, the controller's Deployment names the watched namespaces;
+    without a Deployment too, the definition, which one installation of a cluster owns, says that
+    this installation watched all.
     """
     deployment = await apply.get(client, Item("apps/v1", "Deployment", namespace, NAME))
     if deployment is not None:
@@ -316,47 +333,47 @@ async def _confirm_removal(client: Client, removal: Removal, output: Output) -> 
     output.confirm(f"Remove Kubetorch and {services}?")
 
 
-def _report(done: Removed, where: str, output: Output) -> None:
+def _report_what_stays(removed: Removed, namespace: str, output: Output) -> None:
     for word, items in (
-        ("volumes", done.user_objects.volumes),
-        ("secrets", done.user_objects.secrets),
+        ("volumes", removed.user_objects.volumes),
+        ("secrets", removed.user_objects.secrets),
     ):
         if items:
             output.report(f"These {word} of users stay (--{word} deletes them):", "yellow")
             for item in items:
                 output.report(f"  • {item.namespace}/{item.name}")
-    if done.leftovers:
-        output.report(f"The namespace {where} stays, for it has or may have:", "yellow")
-        for line in done.leftovers:
+    if removed.leftovers:
+        output.report(f"The namespace {namespace} stays, for it has or may have:", "yellow")
+        for line in removed.leftovers:
             output.report(f"  • {line}")
-    if done.definition_users:
+    if removed.definition_users:
         output.report("The kind KubetorchWorkload stays, which these need:", "yellow")
-        for line in done.definition_users:
+        for line in removed.definition_users:
             output.report(f"  • {line}")
         output.report(
-            "  hint: kt upgrade --set crd.create=true,rbac.userRoles=true, with the namespace of "
-            "another installation (-n), has that one own it and bring the roles for users"
+            "  hint: kt upgrade --set crd.create=true,rbac.userRoles=true, with -n and the "
+            "namespace of another installation, lets that installation own the kind and the roles"
         )
-    output.report(f"✓ Kubetorch is removed from namespace {where}", "green")
+    output.report(f"✓ Kubetorch is removed from namespace {namespace}", "green")
 
 
 def _names(items: tuple[Item, ...]) -> str:
     return ", ".join(f"{item.namespace}/{item.name}" for item in items) or "(there are none)"
 
 
-def _removal_facts(done: Removed) -> dict[str, object]:
+def _removal_facts(removed: Removed) -> dict[str, object]:
     return {
-        "deleted": list(map(_fact, done.items)),
+        "deleted": list(map(_item_facts, removed.items)),
         "kept": {
-            "volumes": list(map(_fact, done.user_objects.volumes)),
-            "secrets": list(map(_fact, done.user_objects.secrets)),
+            "volumes": list(map(_item_facts, removed.user_objects.volumes)),
+            "secrets": list(map(_item_facts, removed.user_objects.secrets)),
         },
-        "definition_needed_by": done.definition_users,
-        "left_in_namespace": done.leftovers,
+        "definition_needed_by": removed.definition_users,
+        "left_in_namespace": removed.leftovers,
     }
 
 
-def _fact(item: Item) -> dict[str, str | None]:
+def _item_facts(item: Item) -> dict[str, str | None]:
     return {"kind": item.kind, "namespace": item.namespace or None, "name": item.name}
 
 
@@ -378,9 +395,9 @@ def uninstall(  # the documented options
     Volumes and secrets of users stay, and are listed.
     """
     output = Output(as_json=as_json)
-    where = namespace or config.install_namespace
-    done = asyncio.run(
-        _uninstall(where, timeout, output, volumes=volumes, secrets=secrets, yes=yes)
+    namespace = namespace or config.install_namespace
+    removed = asyncio.run(
+        _uninstall(namespace, timeout, output, volumes=volumes, secrets=secrets, yes=yes)
     )
     if as_json:
-        output.value(_removal_facts(done))
+        output.value(_removal_facts(removed))

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kubetorch._version import __version__
-from kubetorch.cli.output import Output, is_unwritten, tolerate_narrow_encodings
+from kubetorch.cli.output import Output, discard_if_lost, tolerate_narrow_encodings
 from kubetorch.specs import hints
 
 #: The commands in the order of `kt --help`: the module of `kubetorch.cli` whose `app` has the
@@ -30,16 +30,27 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("inspection", "Show the pods of a service and its last failure."),
     "logs": ("pods", "Show the log of a service."),
     "stacks": ("pods", "Show what the workers of a service do at this moment."),
+    "debug": ("debug", "Attach a debugger to a call that has stopped."),
     "port-forward": ("pods", "Connect a port of this machine with a pod, or its app."),
     "apply": ("apps", "Run the command of a manifest's container."),
     "ssh": ("pods", "Open a shell in a pod, or run a command there."),
+    "notebook": ("notebook", "Open JupyterLab in a pod."),
     "check": ("check", "Check that a service works, or without a name, the cluster."),
     "teardown": ("teardown", "Delete services and their pods."),
     "calls": ("call", "List, inspect, cancel and await spawned calls."),
+    "replay": ("replay", "Run a call again with its arguments."),
     "token": ("call", "Print a token that may call one service."),
     "scale": ("scale", "Show or change how an autoscaled service scales."),
     "secrets": ("stores", "List, create, update, delete or describe secrets."),
     "volumes": ("stores", "List, create or delete volumes, or open a shell in one."),
+    "put": ("data", "Store files or folders under a key, or in a bucket."),
+    "get": ("data", "Get the file or folder under a key or address, or all keys below it."),
+    "ls": (
+        "data",
+        "List what is stored below a key; -v shows sizes, ages, versions and who has them.",
+    ),
+    "rm": ("data", "Delete a key, or a path in its folder."),
+    "store": ("store", "Verify keys of the data store, or delete what nothing needs."),
     "config": ("config", "Show or change settings."),
     "install": ("install", "Install Kubetorch in the cluster of the kubeconfig."),
     "upgrade": ("install", "Upgrade the Kubetorch of the cluster, or change its values."),
@@ -130,7 +141,7 @@ def main() -> None:
     try:
         app(prog_name="kt")
     except Exception as error:  # noqa: BLE001  # around one command: every error becomes a message
-        if isinstance(error, OSError) and is_unwritten(error):
+        if isinstance(error, OSError) and discard_if_lost(error):
             Output().error(f"stdout cannot be written: {error.strerror}")
         else:
             Output().exception(error)

@@ -8,6 +8,7 @@ terminal is made visible there.
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 import math
@@ -39,7 +40,7 @@ _CODES: Mapping[Style, str] = {
 }
 
 #: Words of a table that are seen at a glance.
-_STATUSES = {
+_STATUS_COLOURS = {
     **dict.fromkeys(("Ready", "Running", "Succeeded", "succeeded", "running"), "green"),
     **dict.fromkeys(("Failed", "failed"), "red"),
     **dict.fromkeys(
@@ -55,7 +56,7 @@ class Output:
         self.as_json = as_json
         self._is_raw = is_raw
         self._stdout = sys.stdout
-        self._reports = sys.stderr if as_json else sys.stdout
+        self._report_stream = sys.stderr if as_json else sys.stdout
 
     def note(self, text: str, style: Style = "plain") -> None:
         """A remark about what is going on, for people: on stderr."""
@@ -67,7 +68,7 @@ class Output:
 
     def report(self, text: str, style: Style = "plain") -> None:
         """Write a result on stdout, unless stdout is for JSON."""
-        _write(self._reports, text, style)
+        _write(self._report_stream, text, style)
 
     def value(self, value: object) -> None:
         """The result, for programs: JSON on stdout."""
@@ -83,19 +84,19 @@ class Output:
 
         Its lines have no frame beside them, so that they can be copied.
         """
-        _panel(self._reports, title, lines, style)
+        _panel(self._report_stream, title, lines, style)
 
-    def table(self, rows: Sequence[Mapping[str, str]], *, spare: Sequence[str] = ()) -> None:
+    def table(self, rows: Sequence[Mapping[str, str]], *, dispensable: Sequence[str] = ()) -> None:
         """A table on stdout, of the cells of each row by column. Cells may have several lines.
 
-        On a terminal that is too narrow, empty columns (`-`) are left out, then the columns of
-        `spare`, one after the other, until the table fits; if it never does, cells go on in the
-        next line. No cell is cut; in a pipe the table is whole.
+        On a terminal that is too narrow, empty columns (`-`) are left out, then `dispensable` ones,
+        one after the other, until the table fits; if it never does, cells go on in the next line.
+        No cell is cut; in a pipe the table is whole.
         """
         table = [[column, *(row[column] for row in rows)] for column in rows[0]]
         if self._stdout.isatty():
             width = shutil.get_terminal_size().columns
-            _write(self._stdout, _drawn(narrowed(table, width, spare), width), "plain")
+            _write(self._stdout, _draw_table(narrowed(table, width, dispensable), width), "plain")
             return
         for line in layout(table):
             _write(self._stdout, line, "plain")
@@ -121,7 +122,7 @@ class Output:
         else:
             message, hint = "".join(traceback.format_exception_only(error)).rstrip(), None
         error_text = message if hint is None else str(error)
-        trace = _where(error).rstrip().removesuffix(error_text).rstrip()
+        trace = _traceback_text(error).rstrip().removesuffix(error_text).rstrip()
         if trace:
             self.note(trace, "dim")
         self.error(message, hint)
@@ -160,12 +161,12 @@ def layout(table: Sequence[Column]) -> list[str]:
     return lines
 
 
-def narrowed(table: Sequence[Column], width: int, spare: Sequence[str] = ()) -> list[Column]:
+def narrowed(table: Sequence[Column], width: int, dispensable: Sequence[str] = ()) -> list[Column]:
     """The columns that are shown on so narrow a terminal."""
     shown = list(table)
     if not _fits(shown, width):
         shown = [column for column in shown if any(cell != "-" for cell in column[1:])] or shown
-        for name in spare:
+        for name in dispensable:
             if not _fits(shown, width):
                 shown = [column for column in shown if column[0] != name]
     return shown
@@ -179,7 +180,7 @@ def _width(column: Column) -> int:
     return max(len(line) for cell in column for line in cell.split("\n"))
 
 
-def _drawn(table: Sequence[Column], width: int) -> str:
+def _draw_table(table: Sequence[Column], width: int) -> str:
     """A table for a terminal: long cells go on in the next line, between words where they can."""
     from rich.console import Console  # noqa: PLC0415  # 50 ms, on terminals alone
     from rich.table import Table  # noqa: PLC0415  # as above
@@ -191,17 +192,19 @@ def _drawn(table: Sequence[Column], width: int) -> str:
         force_terminal=True,
         color_system="standard" if _has_colour(sys.stdout) else None,
     )
-    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    rich_table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for header, *_ in table:
-        drawn.add_column(Text(header), overflow="fold")
+        rich_table.add_column(Text(header), overflow="fold")
     for row in zip(*(column[1:] for column in table), strict=True):
-        drawn.add_row(*(Text(cell, _STATUSES.get(cell, "")) for cell in map(terminal.visible, row)))
+        rich_table.add_row(
+            *(Text(cell, _STATUS_COLOURS.get(cell, "")) for cell in map(terminal.visible, row))
+        )
     with console.capture() as captured:
-        console.print(drawn)
+        console.print(rich_table)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def _where(error: BaseException) -> str:
+def _traceback_text(error: BaseException) -> str:
     """The traceback of an error in code that is not ours; empty for other errors."""
     remote = getattr(error, "remote_traceback", None)
     if remote:
@@ -263,8 +266,8 @@ def _has_colour(stream: TextIO) -> bool:
     return stream.isatty()
 
 
-def is_unwritten(error: OSError) -> bool:
-    """True if stdout could not be written; the rest of the output is then discarded."""
+def discard_if_lost(error: OSError) -> bool:
+    """Discard the rest of the output if stdout could not be written; returns whether it was so."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -284,3 +287,19 @@ def tolerate_narrow_encodings() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
+
+
+@contextlib.contextmanager
+def browser(url: str) -> Iterator[None]:
+    """Open a URL with a token in the browser, by a page that leads there.
+
+    Other users of the machine see the arguments of a program, and so not the token.
+    """
+    import tempfile  # noqa: PLC0415  # few commands open a page
+    import webbrowser  # noqa: PLC0415  # as above
+
+    with tempfile.NamedTemporaryFile("w", suffix=".html") as page:  # only its owner reads it
+        page.write(f'<meta http-equiv="refresh" content="0; url={html.escape(url, quote=True)}">')
+        page.flush()
+        webbrowser.open(Path(page.name).as_uri())
+        yield

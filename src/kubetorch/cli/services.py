@@ -20,7 +20,7 @@ from kubetorch.sdk.transport import pod_transport
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import exceptions
-from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
+from kubetorch.wire.messages import CallView, DeployLog, PodView, Teardown, TokenView, WorkloadView
 
 
 def open_session(namespace: str, output: Output, *, is_changing: bool) -> Session:
@@ -134,8 +134,7 @@ class Services:
         """True if another user created it; a service that was written by hand is of every user."""
         return service.creator is not None and not self.is_own(service)
 
-    def delete(self, service: WorkloadView, *, force: bool) -> list[str]:
-        """Delete a service; returns what it leaves, in words."""
+    def delete(self, service: WorkloadView, *, force: bool) -> Teardown:
         spec, grace = service.spec, 0.0 if force else None
         return self.session.ask(
             lambda controller: controller.delete_workload(spec.namespace, spec.name, grace=grace)
@@ -220,11 +219,12 @@ class Services:
         except ServiceNotFoundError:
             # Calls are kept longer than their service.
             candidates = self._candidates(name)
-            if not any(map(self._calls_of, candidates)):
+            if not any(map(self.calls_of, candidates)):
                 raise
-        return [call for candidate in candidates for call in self._calls_of(candidate)]
+        return [call for candidate in candidates for call in self.calls_of(candidate)]
 
-    def _calls_of(self, workload: str) -> list[CallView]:
+    def calls_of(self, workload: str) -> list[CallView]:
+        """The calls of the service of exactly this name, the latest first."""
         return self.session.ask(lambda controller: controller.list_calls(self.namespace, workload))
 
     def call(self, call_id: str) -> CallView:

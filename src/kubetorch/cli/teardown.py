@@ -16,7 +16,7 @@ from kubetorch.cli.services import Services
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.specs import names
-from kubetorch.wire.messages import WorkloadView
+from kubetorch.wire.messages import Teardown, WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -85,11 +85,13 @@ def teardown(  # noqa: PLR0913  # the documented options
         _check_count(output, services.namespace, len(targets), count, is_asked=not yes)
     elif not yes:
         output.confirm(f"Delete {_count(targets)}?")
-    deleted, remaining_objects = _delete(services, targets, output, force=force)
+    teardowns = _delete(services, targets, output, force=force)
     if as_json:
-        remains = {"left": remaining_objects} if remaining_objects else {}
-        output.value({"deleted": deleted, **remains})
-    if len(deleted) < len(targets):
+        remaining = {end.deleted: end.remaining for end in teardowns if end.remaining}
+        keys = {end.deleted: end.keys for end in teardowns if end.keys}
+        details = {name: detail for name, detail in (("left", remaining), ("keys", keys)) if detail}
+        output.value({"deleted": [end.deleted for end in teardowns], **details})
+    if len(teardowns) < len(targets):
         raise typer.Exit(1)
     output.report("Teardown completed successfully", "green")
 
@@ -233,26 +235,26 @@ def _report_nothing(output: Output, target: str | None, services: Services, *, y
 
 def _delete(
     services: Services, targets: list[WorkloadView], output: Output, *, force: bool
-) -> tuple[list[str], dict[str, list[str]]]:
-    """Delete services at the same time; returns the deleted names, and the remaining objects."""
-    deleted, remaining_objects = [], {}
+) -> list[Teardown]:
+    """Delete services at the same time."""
+    teardowns = []
     verb = "Force deleted" if force else "Deleted"
     with ThreadPoolExecutor(min(LIMITS.parallel_deletions, len(targets))) as threads:
         jobs = [threads.submit(services.delete, service, force=force) for service in targets]
         for service, job in zip(targets, jobs, strict=True):
             name = service.spec.name
             try:
-                leftovers = job.result()
+                teardown = job.result()
             except KubetorchError as error:
                 output.error(f"Failed to delete {name}: {error.message}", error.hint)
             else:
-                deleted.append(name)
+                teardowns.append(teardown)
                 output.report(f"✓ {verb} {views.mode(service)} {name}", "green")
-                if leftovers:
-                    remaining_objects[name] = leftovers
-                for remaining_object in leftovers:
+                for remaining_object in teardown.remaining:
                     output.report(f"  left: {remaining_object}")
-    return deleted, remaining_objects
+                if teardown.keys:
+                    output.report(f"  deleted from the data store: {teardown.keys} keys")
+    return teardowns
 
 
 def _count(targets: list[WorkloadView]) -> str:

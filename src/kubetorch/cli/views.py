@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from kubetorch.sdk import logs
 from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.data import DataMount
 from kubetorch.wire.messages import (
     AppView,
     CallProgress,
@@ -60,6 +61,7 @@ def service_json(service: WorkloadView) -> Json:
             {"name": volume.name, "mount_path": volume.mount_path}
             for volume in spec.compute.volumes
         ],
+        "data": [data_json(mount) for mount in spec.compute.data],
         "secrets": [secret.name for secret in spec.compute.secrets],
         "creator": creator(service),
         "project": None if spec.origin is None else spec.origin.name,
@@ -69,6 +71,15 @@ def service_json(service: WorkloadView) -> Json:
         "last_active": service.last_active or None,
         "failure": failure_json(service.failure),
         "notes": list(service.notes),
+    }
+
+
+def data_json(mount: DataMount) -> Json:
+    return {
+        "path": mount.path,
+        "key": mount.key,
+        "mode": mount.mode,
+        "version": mount.version or None,
     }
 
 
@@ -208,6 +219,7 @@ def call_json(call: CallView) -> Json:
         "expires": call.expires,
         "progress": None if call.progress is None else asdict(call.progress),
         "attempts": call.attempts,
+        "is_replayable": call.is_replayable,
     }
 
 
@@ -272,7 +284,7 @@ def holder_words(holder: SlotHolder, now: float) -> str:
 
 
 #: Columns that a narrow terminal can do without, the first to go first.
-SPARE_SERVICE_COLUMNS = (
+DISPENSABLE_SERVICE_COLUMNS = (
     *("LAST STATUS CHANGE", "VOLUMES", "MEMORY", "CPUs", "GPUs", "TYPE", "CREATOR", "SCALING"),
     *("TTL", "# OF PODS", "AGE", "NAMESPACE"),
 )
@@ -309,20 +321,23 @@ def ttl_words(service: WorkloadView) -> str | None:
     return ttl if ttl is None or seconds_left is None else f"{ttl} ({duration(seconds_left)} left)"
 
 
-def scaling_words(service: WorkloadView) -> str | None:
-    """The number of pods that the load asks for, its bounds, and the reason."""
+def scaling_lines(service: WorkloadView) -> list[str]:
+    """The number of pods that is wanted, with its bounds, and the reason; none if it is fixed."""
     scaling = service.scaling
     if scaling is None:
-        return None
+        return []
     if scaling.engine == "knative":
-        return "by Knative: kubectl describe ksvc shows its decisions"
-    most = str(scaling.maximum) if scaling.maximum else "any number"
-    words = f"{scaling.wanted} of {scaling.minimum} to {most} pods"
-    return f"{words}: {scaling.reason}" if scaling.reason else words
+        return ["by Knative: kubectl describe ksvc shows its decisions"]
+    bounds = f"{scaling.minimum} or more"
+    if scaling.maximum:
+        bounds = f"{scaling.minimum} to {scaling.maximum}"
+    pods = "pod" if scaling.wanted == 1 else "pods"
+    line = f"{scaling.wanted} {pods} wanted, {bounds} allowed"
+    return [line, scaling.reason] if scaling.reason else [line]
 
 
 #: Columns of decisions that a narrow terminal can do without.
-SPARE_DECISION_COLUMNS = ("AGO",)
+DISPENSABLE_DECISION_COLUMNS = ("AGO",)
 
 
 def decision_cells(service: WorkloadView, *, now: float, most: int) -> list[dict[str, str]]:
@@ -352,7 +367,7 @@ def _pod_names(service: WorkloadView) -> list[str]:
 
 
 #: Columns that a narrow terminal can do without, and the first to go.
-SPARE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY", "CALLS", "AGE")
+DISPENSABLE_POD_COLUMNS = ("GENERATION", "RESTARTS", "READY", "CALLS", "AGE")
 
 
 def pod_cells(service: WorkloadView) -> list[dict[str, str]]:
@@ -384,7 +399,7 @@ def app_words(app: AppView | None) -> str:
 
 
 #: Columns that a narrow terminal can do without, the first to go first.
-SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE", "ATTEMPTS")
+DISPENSABLE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE", "ATTEMPTS")
 
 
 def call_cells(call: CallView, *, brief: bool = False) -> dict[str, str]:
@@ -401,7 +416,8 @@ def call_cells(call: CallView, *, brief: bool = False) -> dict[str, str]:
     if brief:
         return cells | {"AGE": age(call.started), "TOOK": took}
     result = f"{call.result_bytes} bytes" if call.ended is not None else "-"
-    return cells | {"STARTED": moment(call.started), "TOOK": took, "RESULT": result}
+    shown = cells | {"STARTED": moment(call.started), "TOOK": took, "RESULT": result}
+    return shown | {"REPLAY": f"kt replay {call.id}"} if call.is_replayable else shown
 
 
 def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str:

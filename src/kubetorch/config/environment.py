@@ -14,6 +14,7 @@ from kubetorch.errors import ConfigError
 MEMBERS_FILE = "KT_MEMBERS_FILE"
 #: The variable with the named pipe in which processes of a pod report values of `kt.metric`.
 METRICS_PIPE = "KT_METRICS_PIPE"
+PUBLICATIONS_FOLDER = "KT_PUBLICATIONS_FOLDER"
 #: The variables with the origin and the user of a pod's code: services that the pod deploys are
 #: of the same origin and user.
 ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
@@ -68,6 +69,16 @@ def run_request() -> RunRequest | None:
     return RunRequest(command, file, name, os.environ.get("KT_RUN_ASYNC") == "1")
 
 
+def opens_browser() -> bool:
+    """True unless the user wants no browser to be opened."""
+    return os.environ.get("KT_NO_BROWSER", "").lower() in ("", "0", "false", "no")
+
+
+def record() -> str:
+    """The calls that leave a record, of a function or class that names none."""
+    return os.environ.get("KT_RECORD") or "failed"
+
+
 def launch_timeout() -> str | None:
     """The `launch_timeout` of a `kt.Compute` that names none."""
     return os.environ.get("KT_LAUNCH_TIMEOUT") or None
@@ -98,6 +109,21 @@ def pretends_gpus() -> bool:
     if text and text != "pretend":
         raise ConfigError(f"KT_LOCAL_GPUS is {text!r}; it can be 'pretend' alone, or unset")
     return bool(text)
+
+
+def pod_service() -> str:
+    """The service of this pod; empty outside of pods."""
+    return os.environ.get("KT_SERVICE_NAME") or ""
+
+
+def pod_name() -> str:
+    """The name of this pod; empty outside of pods."""
+    return os.environ.get("POD_NAME") or ""
+
+
+def pod_ip() -> str:
+    """The address of this pod; empty outside of pods."""
+    return os.environ.get("POD_IP") or ""
 
 
 def rsync_filters() -> str | None:
@@ -204,6 +230,12 @@ def members_file() -> Path | None:
 def metrics_pipe() -> str | None:
     """The named pipe that values of `kt.metric` are written to, in processes of a pod."""
     return os.environ.get(METRICS_PIPE) or None
+
+
+def publications_folder() -> Path | None:
+    """The folder for what this pod publishes of the data store; `None` outside of pods."""
+    path = os.environ.get(PUBLICATIONS_FOLDER)
+    return Path(path) if path else None
 
 
 def local_ips() -> list[str]:

@@ -238,6 +238,9 @@ class KubetorchConfig:
     install_url = Setting[str | None](values.text, None, "What pods install Kubetorch from.")
     stream_logs = Setting(values.boolean, True, "Whether calls and deploys show logs of pods.")
     stream_metrics = Setting(values.boolean, True, "Whether calls show the pods' use of resources.")
+    post_mortem = Setting(
+        values.boolean, False, "Whether calls stop for a debugger at an error of the function."
+    )
     volumes = Setting[list[str] | None](values.claims, None, "Volumes of every `kt.Compute`.")
     api_url = Setting[str | None](values.url, None, "Where the controller answers.")
     cluster_config = Setting[dict[str, Plain]](values.mapping, {}, "Settings of the cluster.")

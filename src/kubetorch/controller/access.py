@@ -15,7 +15,7 @@ import msgspec
 
 from kubetorch.errors import ForbiddenError, UnauthorizedError
 from kubetorch.lib import asgi
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.messages import Creator, FromController
@@ -121,7 +121,7 @@ class Access(Protocol):
         self,
         spec: WorkloadSpec,
         grants: Sequence[Grant],
-        mounted: Mounted,
+        mounted: MountedNames,
         *,
         is_running: bool,
     ) -> None:
@@ -246,7 +246,7 @@ class LocalAccess:
         self,
         spec: WorkloadSpec,
         grants: Sequence[Grant],
-        mounted: Mounted,
+        mounted: MountedNames,
         *,
         is_running: bool,
     ) -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from kubetorch.controller.access import (
     Access,
@@ -28,10 +29,15 @@ from kubetorch.controller.access import (
 from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobRecovery, BlobStores, GarbageCollector
+from kubetorch.controller.buckets import Buckets
 from kubetorch.controller.calls import Calls
+from kubetorch.controller.data import DataStore
+from kubetorch.controller.holders import Holders
 from kubetorch.controller.relay import NO_HOSTS, Hosts, Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
+from kubetorch.controller.routes.buckets import BucketRoutes
 from kubetorch.controller.routes.calls import CallRoutes
+from kubetorch.controller.routes.data import DataRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Exchange, Route, Table
@@ -150,11 +156,13 @@ class Controller:
         state: State,
         call_state: SqliteState,
         blob_stores: BlobStores,
+        keys: Path,
         clock: Clock,
         secret: bytes,
         new_access: Callable[[Workloads], Access],
         stop: Callable[[bool], None] | None = None,
         hosts: Hosts = NO_HOSTS,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         calls = Calls(call_state, blob_stores, clock)
         self._clock = clock
@@ -172,11 +180,21 @@ class Controller:
             clock=clock,
             secret=secret,
         )
+        self._data = DataStore(
+            keys,
+            blob_stores,
+            clock,
+            has_service=self.workloads.has,
+            holders=Holders(self.workloads.find, self.workloads.data_token),
+        )
+        self._buckets = Buckets(self._data, blob_stores, environ or {})
+        self.workloads.on_torn_down = self._data.end_service
         self._recovery = BlobRecovery(blob_stores, clock)
         self._garbage = GarbageCollector(
             blob_stores,
-            specs=self.workloads.specs,
+            specs=lambda: [*self.workloads.specs(), *calls.replays.specs()],
             results=calls.results,
+            manifests=self._data.manifests,
             expire=calls.expire,
             clock=clock,
         )
@@ -208,14 +226,21 @@ class Controller:
         hosts: Hosts,
         stop: Callable[[bool], None] | None,
     ) -> Table:
+        data = DataRoutes(self._data, blob_stores, self._garbage.collect_one)
         service = ServiceRoutes(
-            self.workloads, backend=self._backend.name, started=self._clock.time(), stop=stop
+            self.workloads,
+            backend=self._backend.name,
+            started=self._clock.time(),
+            sent_bytes=lambda: data.sent_bytes,
+            stop=stop,
         )
         stores = self._backend.stores
         all_routes = [
             *service.routes(),
             *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
             *BlobRoutes(blob_stores, self._ask_pods).routes(),
+            *data.routes(),
+            *BucketRoutes(self._buckets).routes(),
             *CallRoutes(calls, self.workloads, blob_stores).routes(),
             *SecretRoutes(stores.secrets, self.workloads).routes(),
             *VolumeRoutes(stores.volumes, self.workloads).routes(),
@@ -232,6 +257,7 @@ class Controller:
 
     async def close(self, *, pods: bool) -> None:
         await self._garbage.close()
+        await self._buckets.close()
         for task in self._tasks:
             task.cancel()
         await self.workloads.close(pods=pods)

@@ -9,8 +9,9 @@ blobs that a new pod of the same generation will need are requested from a pod t
 soon as it connects, and from one pod after the other while a pod waits for them.
 
 Blobs are kept for the stored generations of each workload (wanted, last good, and the one before),
-and for the stored results of spawned calls. A blob of the last ten minutes is never deleted: it may
-belong to a deploy that has just begun. A store that is full is cleaned at once.
+for the stored results of spawned calls, and for the keys of the data store. A blob of the last ten
+minutes is never deleted: it may belong to a deploy that has just begun. A store that is full is
+cleaned at once.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from typing import TypeVar
 
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
-from kubetorch.datastore import trees
+from kubetorch.datastore import manifests, trees
 from kubetorch.datastore.blobs import BlobStore, Room
 from kubetorch.errors import DataStoreError, KubetorchError, ProjectTooLargeError
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.data import CollectionReport
 from kubetorch.wire.messages import SendBlobs
 
 _T = TypeVar("_T")
@@ -271,12 +273,14 @@ class GarbageCollector:
         *,
         specs: Callable[[], Iterable[WorkloadSpec]],
         results: Callable[[NamespaceBlobs], set[str]],
+        manifests: Callable[[NamespaceBlobs], set[str]],
         expire: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._blob_stores = blob_stores
         self._specs = specs
         self._results = results
+        self._manifests = manifests
         self._expire = expire
         self._clock = clock
         self._timer: Timer | None = None
@@ -299,32 +303,48 @@ class GarbageCollector:
     async def collect(self) -> int:
         """Delete the blobs that nothing refers to; returns their number."""
         self._expire()
-        return sum([await self._collect(store) for store in self._blob_stores.all()])
+        return sum(
+            [(await self._collect(store)).deleted_blobs for store in self._blob_stores.all()]
+        )
 
-    async def _collect(self, store: NamespaceBlobs) -> int:
+    async def collect_one(self, store: NamespaceBlobs, is_dry: bool) -> CollectionReport:
+        """Delete the blobs of one store that nothing refers to, or count them."""
+        self._expire()
+        return await self._collect(store, is_dry=is_dry)
+
+    async def _collect(self, store: NamespaceBlobs, *, is_dry: bool = False) -> CollectionReport:
         blobs = store.blobs
         await asyncio.to_thread(blobs.sweep)
         old = self._clock.time() - TIMING.young_blob_seconds
-        candidates = await asyncio.to_thread(
-            lambda: [blob.digest for blob in blobs.iterate() if blob.mtime < old]
-        )
-        needed, deleted = _NeededBlobs(blobs), 0
+        infos = await asyncio.to_thread(lambda: list(blobs.iterate()))
+        needed = _NeededBlobs(blobs)
         # All trees are read once here, and then only those of deploys that begin meanwhile.
-        await asyncio.to_thread(needed.add, self._specs_of(store))
-        for start in range(0, len(candidates), LIMITS.collection_batch_blobs):
-            # The specs are read again for each batch, under the lock: a deploy either sees a blob
-            # and keeps it, or sees that it was deleted and asks for it.
+        await asyncio.to_thread(needed.add, self._specs_of(store), self._manifests(store))
+        results = self._results(store)
+        unneeded = [info for info in infos if not needed.has(info.digest, results)]
+        young = [info for info in unneeded if info.mtime >= old]
+        candidates = [info.digest for info in unneeded if info.mtime < old]
+        sizes = {info.digest: info.size for info in infos}
+        deleted: list[str] = candidates if is_dry else []
+        for start in range(0, 0 if is_dry else len(candidates), LIMITS.collection_batch_blobs):
+            # The specs and keys are read again for each batch, under the lock: a deploy or put
+            # either sees a blob and keeps it, or sees that it was deleted and asks for it.
             async with store.lock:
                 specs, results = self._specs_of(store), self._results(store)
-                batch = [
-                    digest
-                    for digest in candidates[start : start + LIMITS.collection_batch_blobs]
-                    if digest not in results
-                ]
-                deleted += await asyncio.to_thread(needed.delete_unneeded, specs, batch)
+                batch = candidates[start : start + LIMITS.collection_batch_blobs]
+                await asyncio.to_thread(needed.add, specs, self._manifests(store))
+                deleted += await asyncio.to_thread(needed.delete_unneeded, batch, results)
                 store.forget()
-        _log.info("blobs collected deleted=%s kept=%s", deleted, len(candidates) - deleted)
-        return deleted
+        _log.info("blobs collected deleted=%s of=%s is_dry=%s", len(deleted), len(infos), is_dry)
+        size, young_size = sum(map(sizes.__getitem__, deleted)), sum(info.size for info in young)
+        return CollectionReport(
+            deleted_blobs=len(deleted),
+            deleted_size=size,
+            young_blobs=len(young),
+            young_size=young_size,
+            remaining_blobs=len(infos) - len(deleted) - len(young),
+            remaining_size=sum(sizes.values()) - size - young_size,
+        )
 
     def _specs_of(self, store: NamespaceBlobs) -> list[WorkloadSpec]:
         return [*store.awaited, *(spec for spec in self._specs() if store.is_of(spec.namespace))]
@@ -341,19 +361,29 @@ class GarbageCollector:
 
 
 class _NeededBlobs:
-    """The blobs that generations refer to; during a collection this set only grows."""
+    """The blobs that generations and keys refer to; during a collection this set only grows."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._trees: set[str] = set()
+        self._manifests: set[str] = set()
         self._digests: set[str] = set()
 
-    def delete_unneeded(self, specs: Iterable[WorkloadSpec], digests: Iterable[str]) -> int:
-        """Delete those of `digests` that no generation refers to; returns their number."""
-        self.add(specs)
-        return sum(self._blobs.delete(digest) for digest in digests if digest not in self._digests)
+    def has(self, digest: str, results: set[str]) -> bool:
+        return digest in self._digests or digest in results
 
-    def add(self, specs: Iterable[WorkloadSpec]) -> None:
+    def delete_unneeded(self, digests: Iterable[str], results: set[str]) -> list[str]:
+        """Delete those of `digests` that nothing refers to; returns them."""
+        return [
+            digest
+            for digest in digests
+            if not self.has(digest, results) and self._blobs.delete(digest)
+        ]
+
+    def add(self, specs: Iterable[WorkloadSpec], key_manifests: set[str]) -> None:
+        for manifest in key_manifests - self._manifests:
+            self._manifests.add(manifest)
+            self._digests.update((manifest, *self._chunks_of(manifest)))
         for spec in specs:
             if spec.init_args is not None:
                 self._digests.add(spec.init_args)
@@ -361,6 +391,13 @@ class _NeededBlobs:
                 if tree not in self._trees and self._blobs.has(tree):
                     self._trees.add(tree)
                     self._digests.update((tree, *self._files_of(tree)))
+
+    def _chunks_of(self, manifest: str) -> Iterable[str]:
+        try:
+            return manifests.read(self._blobs, manifest).digests()
+        except DataStoreError as error:  # the next put uploads its chunks again
+            _log.warning("manifest not readable manifest=%s error=%s", manifest, error)
+            return ()
 
     def _files_of(self, tree: str) -> Iterable[str]:
         try:

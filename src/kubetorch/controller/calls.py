@@ -6,6 +6,7 @@ The records are in the state; while it cannot be written, new records are in mem
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ from msgspec.structs import asdict, replace
 
 from kubetorch.controller.backends.base import DELETED
 from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
+from kubetorch.controller.records import Records, view_of
 from kubetorch.controller.state import CallRecord, SqliteState
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.datastore.blobs import BlobStore, digest_of
@@ -124,6 +126,8 @@ class Calls:
         first_report_timeout: float = TIMING.call_first_report_seconds,
     ) -> None:
         self._records = CallRecords(state, clock)
+        #: What calls have left for replays.
+        self.replays = Records(state, blob_stores, clock)
         self._blob_stores = blob_stores
         self._clock = clock
         self._first_report_timeout = first_report_timeout
@@ -132,18 +136,19 @@ class Calls:
         # By call that a client asks for before a pod has reported it.
         self._expected_calls: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
-    def report(self, namespace: str, workload: str, pod: str, report: CallReport) -> None:
-        """Record the report of a pod about a call.
+    def report(self, namespace: str, workload: str, pod: str, report: CallReport) -> bool:
+        """Record the report of a pod about a call; returns false if it is ignored.
 
         Clients choose the ids of calls: a report about a call of another workload is ignored.
         """
         earlier_record = self._records.find(report.id)
-        if earlier_record is not None and (earlier_record.namespace, earlier_record.workload) != (
-            namespace,
-            workload,
-        ):
-            _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
-            return
+        for earlier in (earlier_record, self.replays.find(report.id)):
+            if earlier is not None and (earlier.namespace, earlier.workload) != (
+                namespace,
+                workload,
+            ):
+                _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
+                return False
         # A call that one pod refused may have been taken by another pod, which has its result.
         is_result = (
             report.state == "succeeded"
@@ -152,14 +157,18 @@ class Calls:
         )
         is_takeover = report.ended is None or is_result
         if earlier_record is not None and earlier_record.pod != pod and not is_takeover:
-            return
+            return False
         fields = asdict(report)
         progress = fields.pop("progress")
+        for name in ("record", "record_bytes", "generation"):
+            del fields[name]
         record = CallRecord(namespace=namespace, workload=workload, pod=pod, **fields)
         self._progress.pop(report.id, None)
         if progress is not None and report.ended is None:
             self._progress[report.id] = progress
-        if record != earlier_record:
+        # A call that was not spawned is reported for its record, and not remembered itself.
+        is_plain = earlier_record is None and report.record is not None and report.result is None
+        if record != earlier_record and not is_plain:
             self._records.put(record)
         expected = self._expected_calls.get(report.id)
         if expected is not None:
@@ -170,6 +179,7 @@ class Calls:
             or records.result_bytes > LIMITS.call_result_bytes
         ):
             self.expire()
+        return True
 
     def lost(self, namespace: str, workload: str, pods: Mapping[str, Ending]) -> None:
         """Fail the running calls of pods that have ended."""
@@ -193,7 +203,7 @@ class Calls:
 
     async def expect(self, call_id: str) -> CallView:
         """The view of a call that may have been spawned a moment ago, and is waited for."""
-        if self._records.find(call_id) is None:
+        if self._records.find(call_id) is None and self.replays.find(call_id) is None:
             expected = self._expected_calls.setdefault(call_id, asyncio.Event())
             try:
                 async with deadlines.timeout(self._first_report_timeout):
@@ -202,15 +212,44 @@ class Calls:
                 raise unknown_call(call_id) from error
         return self.get(call_id)
 
+    async def expect_record(self, call_id: str) -> None:
+        """Wait a little for the record of a call that has ended just now, or is about to."""
+        with contextlib.suppress(TimeoutError):
+            async with deadlines.timeout(TIMING.call_record_wait_seconds):
+                while self.replays.find(call_id) is None:
+                    call = self._records.find(call_id)
+                    if call is not None and call.ended is not None:
+                        return
+                    expected = self._expected_calls.setdefault(call_id, asyncio.Event())
+                    expected.clear()
+                    await expected.wait()
+
     def get(self, call_id: str) -> CallView:
-        return self._view(self._current_record(call_id))
+        replay = self.replays.find(call_id)
+        try:
+            view = self._view(self._current_record(call_id))
+        except ResultExpiredError:
+            if replay is None:
+                raise
+            return view_of(replay)
+        is_replayable = replay is not None and (replay.namespace, replay.workload) == (
+            view.namespace,
+            view.workload,
+        )
+        return replace(view, is_replayable=is_replayable)
 
     def list(self, *, namespace: str = "", workload: str = "") -> list[CallView]:
         records = self._records.calls(namespace=namespace, workload=workload)
-        return [self._view(call) for call in records]
+        views = [self._view(call) for call in records]
+        return self.replays.views(views, namespace=namespace, workload=workload)
 
     def result(self, call_id: str) -> str:
         """Digest of the packed outcome of a call that has ended."""
+        if self._records.find(call_id) is None and self.replays.find(call_id) is not None:
+            raise ResultExpiredError(
+                f"the call {call_id} has left a record, and its result is not kept",
+                hint=f"those of spawned calls are, for a while; kt replay {call_id} runs it again",
+            )
         call = self._current_record(call_id)
         if call.result is not None and self._store(call).has(call.result):
             return call.result
@@ -224,10 +263,11 @@ class Calls:
         )
 
     def results(self, store: NamespaceBlobs) -> set[str]:
-        return self._records.results(store.namespace or "")
+        return self._records.results(store.namespace or "") | self.replays.blobs(store)
 
     def expire(self) -> None:
         """Drop the results and forget the calls that are too old or too many."""
+        self.replays.expire()
         calls = self._records.calls()
         dropped, forgotten = expired(calls, now=self._clock.time())
         if not dropped and not forgotten:

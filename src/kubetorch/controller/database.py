@@ -15,7 +15,7 @@ from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, 
 #: Of all files of a released version, so that those of before are told apart: `ktor`.
 APPLICATION = 0x6B746F72
 #: Raised when the tables change.
-SCHEMA = 2
+SCHEMA = 3
 
 _TABLES = """
 create table workloads (
@@ -42,6 +42,13 @@ create table calls (
     started real not null, ended real, result text, result_bytes integer not null,
     attempts integer not null
 ) without rowid;
+create table records (
+    id text not null primary key, namespace text not null, workload text not null,
+    pod text not null, callable text not null, state text not null,
+    started real not null, ended real not null, record text not null, bytes integer not null,
+    code text not null
+) without rowid;
+create index records_by_end on records (namespace, ended, bytes);
 create index running_calls on calls (namespace, workload) where ended is null;
 """
 

@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -299,8 +300,9 @@ class Relay:
             await workload.scaling.hold(
                 f"request {next(self._numbers)}",
                 workload.spec.compute.launch_timeout,
-                lambda: self._has_room(workload),
+                partial(self._has_room, workload),
             )
+            workload = self._find(namespace, name)  # it may have been torn down meanwhile
         view = workload.view()
         is_scaled = bool(view.scaler) and pod_name is None
         server_url = urlsplit(view.scaler if is_scaled else self._choose(view, pod_name).url)

@@ -19,7 +19,7 @@ from kubetorch.errors import ForbiddenError, KubetorchError, ProtocolError, Unau
 from kubetorch.lib import websocket_protocol
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.wire import messages, versions
 from kubetorch.wire.messages import (
     Activity,
@@ -174,7 +174,7 @@ class Session(Endpoint):
             self._mount_check = asyncio.get_running_loop().create_task(check)
 
     async def _check(
-        self, hello: Hello, pod: PodIdentity, workload: Workload, mounted: Mounted
+        self, hello: Hello, pod: PodIdentity, workload: Workload, mounted: MountedNames
     ) -> None:
         """Admit the pod only if it may have its mounts."""
         try:

@@ -94,6 +94,22 @@ class CallRecord(msgspec.Struct, frozen=True):
     attempts: int = 1
 
 
+class RecordRow(msgspec.Struct, frozen=True):
+    """The record of one call, see `kubetorch.controller.records`; `code` is a digest, too."""
+
+    id: str
+    namespace: str
+    workload: str
+    pod: str
+    callable: str
+    state: str
+    started: float
+    ended: float
+    record: str
+    bytes: int
+    code: str
+
+
 class Contents(msgspec.Struct, frozen=True):
     """Everything about workloads, as it is read when the controller starts."""
 
@@ -268,6 +284,32 @@ class SqliteState(State):
 
     def delete_calls(self, ids: Iterable[str]) -> None:
         self._transaction([("delete from calls where id = ?", (call_id,)) for call_id in ids])
+
+    def record(self, call_id: str) -> RecordRow | None:
+        rows = self._query("select * from records where id = ?", call_id)
+        return self._records(RecordRow, rows)[0] if rows else None
+
+    def records(self, *, namespace: str = "", workload: str = "") -> list[RecordRow]:
+        """Records of calls, the latest first."""
+        rows = self._query(
+            "select * from records where (? = '' or namespace = ?) and (? = '' or workload = ?)"
+            " order by ended desc",
+            *(namespace, namespace, workload, workload),
+        )
+        return self._records(RecordRow, rows)
+
+    def count_records(self, namespace: str) -> tuple[int, int]:
+        """The number of records of a namespace, and their bytes."""
+        ((count, size),) = self._query(
+            "select count(*), coalesce(sum(bytes), 0) from records where namespace = ?", namespace
+        )
+        return count, size
+
+    def put_record(self, record: RecordRow) -> None:
+        self._transaction([(_replace("records", RecordRow), astuple(record))])
+
+    def delete_records(self, ids: Iterable[str]) -> None:
+        self._transaction([("delete from records where id = ?", (call_id,)) for call_id in ids])
 
     def _records(self, record: type[_Record], rows: Sequence[tuple[Any, ...]]) -> list[_Record]:
         return [record(*row) for row in rows]

@@ -43,6 +43,15 @@ class Timing(Table):
     #: The other pods have it to connect once a quorum is connected.
     quorum_settle_seconds: float = 2.0
 
+    # ---------------------------------------------------------------------------------- buckets
+    #: A program that talks to a bucket reports progress by then, or is ended: longer than all
+    #: attempts of a request.
+    bucket_silence_seconds: float = 300.0
+    #: Getters that wait for a bucket hear by then that it is still being pulled.
+    bucket_heartbeat_seconds: float = 5.0
+    #: A program has it to take back what it has half written.
+    bucket_end_seconds: float = 5.0
+
     # ---------------------------------------------------------------------------------- scaling
     #: A client that waits for pods gets an answer by then, and asks again.
     longest_pod_wait_seconds: float = 20.0
@@ -68,6 +77,10 @@ class Timing(Table):
     call_write_retry_seconds: float = 5.0
     #: The result of a spawned call is kept: a client may ask for it on the next day.
     call_result_seconds: float = 24 * 3600.0
+    #: The record of a call is kept: a failure of last week may be looked into.
+    call_record_seconds: float = 7 * 24 * 3600.0
+    #: The record of a call comes so long behind its end at most: pods upload it in batches.
+    call_record_wait_seconds: float = 5.0
     #: The first report of a spawned call may take it: less than clients wait for an answer.
     call_first_report_seconds: float = 1.0
     #: The report of a call may take it; an idle service is kept for so much longer.
@@ -250,6 +263,14 @@ class Timing(Table):
     #: Until pods that could not be marked are marked again.
     leader_label_retry_seconds: float = 1.0
 
+    # ----------------------------------------------------------------------------- the data store
+    #: A reader may lease what it reads for so long: the largest keys take hours on slow networks.
+    longest_data_lease_seconds: float = 24 * 3600.0
+    #: A participant of a window that does not ask for so long has ended.
+    window_silence_seconds: float = 30.0
+    #: A token for the blobs that a pod publishes: a get of a large key takes hours.
+    data_token_seconds: float = 24 * 3600.0
+
     # ------------------------------------------------------------------------ state in a cluster
     #: All workloads have to be listed within it when the controller starts.
     workload_list_seconds: float = 60.0
@@ -315,6 +336,18 @@ class Timing(Table):
 
 class Limits(Table):
     """Bytes and counts that the controller keeps at most."""
+
+    # ---------------------------------------------------------------------------------- buckets
+    #: Programs that talk to buckets at once: each has some 48 MiB of objects in memory.
+    bucket_programs: int = 4
+    #: Of them for one namespace, so that no namespace keeps the others waiting.
+    bucket_programs_of_namespace: int = 2
+    #: Addresses that are pulled, or wait for it.
+    bucket_runs: int = 64
+    #: Of them those of one namespace.
+    bucket_runs_of_namespace: int = 16
+    #: A line of such a program: its failure may name an object of a long path.
+    bucket_line_bytes: int = 1024**2
 
     # ---------------------------------------------------------------------------------- scaling
     #: Requests of plain HTTP that wait for a pod of one service.
@@ -383,6 +416,12 @@ class Limits(Table):
     #: Bytes below that down to which results are dropped: the search for the oldest reads all
     #: records.
     call_result_slack_bytes: int = call_result_bytes // 16
+    #: Records of calls in a namespace; beyond, the oldest are dropped.
+    namespace_record_bytes: int = 1024**3
+    #: Their number; beyond, the same: a list of calls reads all of them.
+    namespace_records: int = 10_000
+    #: One part in so many of both bounds is freed beyond that: the search reads all records.
+    record_slack_divisor: int = 16
     #: Calls that are remembered, with or without a result.
     remembered_calls: int = 10_000
     #: Calls beyond that before the oldest are dropped: the search reads all records.
@@ -399,6 +438,9 @@ class Limits(Table):
     metric_value: int = 10**15
     #: The use of CPU or memory may be so far from the target: that of Kubernetes' autoscaler.
     scaling_tolerance_percent: int = 10
+    #: The part of a pod that calls need no pod for: reports that come a little early or late move
+    #: some percent of a short window.
+    scaling_jitter_percent: int = 10
 
     # ------------------------------------------------------------------------------------- blobs
     #: Files of trees that are remembered, of all namespaces: three of the largest trees.
@@ -413,6 +455,37 @@ class Limits(Table):
     upload_bytes: int = 4 * 1024**3
     #: A request that names digests: those of the largest tree, twice.
     blob_names_bytes: int = 20 * 1024 * 1024
+    #: A blob that is sent as the delta to another is in memory, with the other: chunks of tensors
+    #: have 4 MiB.
+    delta_bytes: int = 16 * 1024**2
+
+    # ----------------------------------------------------------------------------- the data store
+    #: Bytes that are verified between two lines: seconds of a slow disk, which no client takes for
+    #: silence.
+    verified_piece_bytes: int = 256 * 1024**2
+    #: A row of an encoded manifest, a file or a chunk, has about so many bytes: 64 are of a digest.
+    #: So room is made for the rows before they are read.
+    manifest_row_bytes: int = 70
+    #: Pods that a getter is told: some may be gone, or have changed files.
+    named_sources: int = 4
+    #: Keys of a namespace: all of them are in memory, in some KiB each.
+    namespace_keys: int = 100_000
+    #: Pods that are known to have a manifest: a getter is told few of them.
+    manifest_holders: int = 1_000
+    #: Getters of a version that the store, or a pod, serves at a time as long as others have room:
+    #: in a tree of two, the store sends two copies to however many pods that get it at once.
+    source_getters: int = 2
+    #: The same if all are full; of a pod also the largest fan-out of a `kt.BroadcastWindow`.
+    source_most_getters: int = 50
+    #: Getters that got nothing from a pod that gets a version itself, until no more are sent there:
+    #: the first one may be cut off itself.
+    complaints: int = 2
+    #: The name of a get, or of a participant of a window.
+    getter_characters: int = 64
+    #: The name of a group of participants: by default the keys of the transfer.
+    group_characters: int = 4096
+    #: Faults of one key that are named.
+    named_faults: int = 100
 
     # -------------------------------------------------------------------------------------- logs
     #: Lines that are shown by default.

@@ -34,6 +34,7 @@ class PodReport(msgspec.Struct, frozen=True):
     activity: Activity | None = None
     stage: str = ""
     is_silent: bool = False
+    memory_socket: str = ""
 
 
 def url(pod: PodStatus, report: PodReport | None) -> str:
@@ -68,6 +69,7 @@ def pod_view(
         queue=None if activity is None else activity.queue,
         ended=pod.ending if is_over else None,
         address=pod.address,
+        memory_socket="" if report is None else report.memory_socket,
     )
 
 

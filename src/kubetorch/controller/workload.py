@@ -38,7 +38,7 @@ from kubetorch.lib import processes
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.manifests import knative, rendering
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages
@@ -152,6 +152,22 @@ class Workload:
         """The grants of the stored generations, in the order of `specs`."""
         return [self._grants[number] for number in sorted(self._specs, reverse=True)]
 
+    def code_of(self, generation: int) -> tuple[WorkloadSpec, messages.Creator | None] | None:
+        """A stored generation, and the user who deployed it.
+
+        For a deploy by a pod that is the pod's own account, not the creator of the pod: whoever
+        may only call a service must not deploy for its creator by way of its pods.
+        """
+        spec = self._specs.get(generation)
+        if spec is None:
+            return None
+        if self._services.backend.name == "local":
+            return spec, messages.Creator("", spec.username)
+        grant = self._grants[generation]
+        if grant.user is None or grant.creator is None or grant.creator.user == grant.user.name:
+            return spec, grant.creator
+        return spec, messages.Creator(grant.user.name)
+
     @property
     def creator(self) -> messages.Creator | None:
         """The user who deployed the wanted generation; `None` if it was written by hand."""
@@ -159,7 +175,7 @@ class Workload:
             return messages.Creator("", self.spec.username)
         return self.grants[0].creator
 
-    def mounted(self, pod: str) -> Mounted:
+    def mounted(self, pod: str) -> MountedNames:
         """The mounts of a pod that the user who deployed it must not see."""
         return self._services.backend.mounted(*self.key, pod)
 
@@ -362,7 +378,7 @@ class Workload:
             return ""
         if self.scaling is None:
             self.scaling = self._new_scaling()
-        return self.scaling.deploy(self.spec)
+        return self.scaling.begin_deploy(self.spec)
 
     def _new_scaling(self) -> Scaling:
         return Scaling(
@@ -502,7 +518,7 @@ class Workload:
     def connected(self, hello: messages.Hello, session: PodSession) -> None:
         old = self._sessions.get(hello.pod)
         self._sessions[hello.pod] = session
-        self._reports[hello.pod] = PodReport(url=hello.url)
+        self._reports[hello.pod] = PodReport(url=hello.url, memory_socket=hello.memory_socket)
         if old is not None:
             old.close("another session of this pod began")
         self._activities.reported(hello.pod, None)
@@ -598,6 +614,8 @@ class Workload:
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._deploys.fail_all(error)
         await self._apply.stop()
+        if self.scaling is not None:
+            self.scaling.close()
         self._ending = self.pod_names
         for session in self._sessions.values():
             session.send(messages.Terminate(grace=grace, reason=messages.TORN_DOWN))

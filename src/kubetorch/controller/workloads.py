@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import astuple
 from functools import partial
 from typing import TypeVar
@@ -49,6 +49,7 @@ from kubetorch.wire.messages import (
     Ending,
     Missing,
     Stage,
+    Teardown,
     TokenView,
     WorkloadView,
 )
@@ -86,6 +87,8 @@ class Workloads:
         self._sweep_timer: Timer | None = None
         # Workloads that cannot be read, but may have pods.
         self._rejected: set[tuple[str, str]] = set()
+        #: Ends what belongs to a service that was torn down; returns how many keys that were.
+        self.on_torn_down: Callable[[str, str], Awaitable[int]] = _no_keys
         self._services = WorkloadServices(
             backend=backend,
             state=state,
@@ -183,6 +186,12 @@ class Workloads:
     def __len__(self) -> int:
         return len(self._workloads)
 
+    def has(self, namespace: str, name: str) -> bool:
+        return (namespace, name) in self._workloads
+
+    def find(self, namespace: str, name: str) -> Workload | None:
+        return self._workloads.get((namespace, name))
+
     def specs(self) -> Iterable[WorkloadSpec]:
         """The specs of all stored generations, whose blobs are kept."""
         return [spec for workload in self._workloads.values() for spec in workload.specs]
@@ -194,7 +203,12 @@ class Workloads:
         return workload if workload is not None and pod.pod in workload.pod_names else None
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
-        self._calls.report(pod.namespace, pod.workload, pod.pod, report)
+        if not self._calls.report(pod.namespace, pod.workload, pod.pod, report):
+            return
+        workload = self.workload_of(pod)
+        code = None if workload is None else workload.code_of(report.generation)
+        if report.record is not None and code is not None:
+            self._calls.replays.add(pod.namespace, pod.workload, pod.pod, report, *code)
 
     def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
         """Fail the spawned calls of a pod that its agent does not name among the running ones."""
@@ -324,6 +338,11 @@ class Workloads:
         key = tokens.workload_key(self._secret, audience)
         return TokenView(tokens.sign(key, claims), claims.expires)
 
+    def data_token(self, namespace: str, name: str) -> str:
+        """A token for the blobs that pods of a workload publish."""
+        ttl, verbs = TIMING.data_token_seconds, (tokens.DATA,)
+        return self.token(namespace, name, ttl=ttl, subject="data", verbs=verbs).token
+
     def users_of_secrets(self, namespace: str | None) -> Users:
         """By secret: the workloads that see it, of a namespace or of all."""
         return self._users(namespace, lambda attached: attached.all_secrets)
@@ -344,8 +363,8 @@ class Workloads:
 
     async def delete(
         self, namespace: str, name: str, *, grace: float = wire_tuning.TIMING.teardown_grace_seconds
-    ) -> tuple[str, ...]:
-        """Delete a workload; returns the user's objects that remain, as `Backend.delete` does."""
+    ) -> Teardown:
+        """Delete a workload, and the keys that belong to it."""
         key = (namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
@@ -359,8 +378,15 @@ class Workloads:
             finally:
                 self._workloads.pop(key, None)
                 self._calls.lost(*key, pods)
-            _log.info("workload deleted workload=%s/%s left=%s", *key, remaining_objects)
-            return remaining_objects
+            keys = 0
+            try:
+                keys = await self.on_torn_down(*key)
+            except (KubetorchError, OSError) as error:  # the workload is gone all the same
+                _log.warning("keys not deleted workload=%s/%s error=%s", *key, error)
+            _log.info(
+                "workload deleted workload=%s/%s left=%s keys=%s", *key, remaining_objects, keys
+            )
+            return Teardown(deleted=name, remaining=remaining_objects, keys=keys)
 
     def cancel_call(self, call_id: str) -> CallView:
         call = self._calls.get(call_id)
@@ -387,6 +413,11 @@ class Workloads:
             pass
         except KubetorchError as error:
             _log.warning("workload not deleted workload=%s/%s error=%s", namespace, name, error)
+
+
+async def _no_keys(namespace: str, name: str) -> int:
+    """The number of keys of a service, without a data store."""
+    return 0
 
 
 async def _after(

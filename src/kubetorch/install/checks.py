@@ -253,8 +253,11 @@ async def _check_unknown_kinds(client: Client, namespace: str, install_namespace
         f"for Compute.from_manifest the controller lacks the rule resources: [{shown}], "
         f"verbs: [{', '.join(failures.MAKER_VERBS)}] in namespace {namespace}"
     )
-    commands = failures.grant_commands(lacking[0], failures.MAKER_VERBS, subjects, namespace)
-    return Finding(check, "note", reason, f"an administrator grants it with\n{commands}")
+    commands = [
+        failures.grant_commands(kind, failures.MAKER_VERBS, subjects, namespace)
+        for kind in lacking[: LIMITS.named_kinds]
+    ]
+    return Finding(check, "note", reason, "\n".join(["an administrator grants it with", *commands]))
 
 
 def _is_known(group: str) -> bool:

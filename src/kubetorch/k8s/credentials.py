@@ -13,6 +13,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import signal
 import ssl
 import sys
@@ -22,7 +23,6 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -41,23 +41,25 @@ class Credential:
     expires: float | None = None
 
 
-async def run(plugin: Plugin, cluster: Cluster, environment: Mapping[str, str]) -> Credential:
+async def run_plugin(
+    plugin: Plugin, cluster: Cluster, environment: Mapping[str, str]
+) -> Credential:
     interactive = plugin.interaction != "Never" and sys.stdin is not None and sys.stdin.isatty()
     if plugin.interaction == "Always" and not interactive:
         raise KubernetesCredentialsError(
             f"the credential plugin {plugin.command} needs a terminal, and there is none",
             hint="log in from a terminal first, or use credentials that need no user",
         )
-    info = json.dumps(request(plugin, cluster, interactive=interactive))
+    info = json.dumps(exec_info(plugin, cluster, interactive=interactive))
     variables = {**environment, **plugin.environment, "KUBERNETES_EXEC_INFO": info}
     timeout = (
         max(plugin.timeout, TIMING.interactive_plugin_seconds) if interactive else plugin.timeout
     )
     output = await _output_of(plugin, variables, interactive=interactive, timeout=timeout)
-    return parse(plugin, output)
+    return parse_credential(plugin, output)
 
 
-def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str, Any]:
+def exec_info(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str, Any]:
     """The content of `KUBERNETES_EXEC_INFO`, which plugins read."""
     spec: dict[str, Any] = {"interactive": interactive}
     if plugin.wants_cluster:
@@ -66,7 +68,7 @@ def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str,
         if data is None and authority.path is not None:
             with contextlib.suppress(OSError):  # a missing file fails when the TLS context is made
                 data = authority.path.read_bytes()
-        described = {
+        fields = {
             "server": cluster.server,
             "tls-server-name": cluster.tls_name,
             "insecure-skip-tls-verify": cluster.is_insecure or None,
@@ -74,20 +76,21 @@ def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str,
             "proxy-url": cluster.proxy,
             "config": cluster.config,
         }
-        spec["cluster"] = {name: value for name, value in described.items() if value is not None}
+        spec["cluster"] = {name: value for name, value in fields.items() if value is not None}
     return {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
 
 
-def parse(plugin: Plugin, output: bytes) -> Credential:
+def parse_credential(plugin: Plugin, output: bytes) -> Credential:
     try:
-        printed = json.loads(output)
-        status = printed["status"]
-        version, token = printed["apiVersion"], status.get("token")
+        document = json.loads(output)
+        status = document["status"]
+        version, token = document["apiVersion"], status.get("token")
         certificate, key = (status.get(f"client{part}Data") for part in ("Certificate", "Key"))
         stamp = status.get("expirationTimestamp")
         expires = None if stamp is None else _seconds(stamp)
-        is_sound = printed["kind"] == "ExecCredential" and version == plugin.api_version
-        if not is_sound or bool(certificate) != bool(key) or not (token or certificate):
+        is_sound = document["kind"] == "ExecCredential" and version == plugin.api_version
+        is_complete = bool(certificate) == bool(key) and (token or certificate)
+        if not is_sound or not is_complete or not isinstance(token or "", str):
             raise ValueError
         return Credential(token, _pem(certificate), _pem(key), expires)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -103,7 +106,9 @@ def _pem(text: str | None) -> Pem:
 
 
 def _seconds(stamp: str) -> float:
-    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+    # Without its fraction: Python 3.10 reads those of 3 and 6 digits only.
+    stamp = re.sub(r"\.\d+", "", stamp).replace("Z", "+00:00")
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 async def _output_of(
@@ -128,7 +133,7 @@ async def _output_of(
         ) from error
     try:
         async with deadlines.timeout(timeout):
-            output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+            output, stderr = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             status = await process.wait()
     except BaseException as error:
         await _kill(process, whole_group=not interactive)
@@ -139,10 +144,10 @@ async def _output_of(
             ) from error
         raise
     if status != 0:
-        complaint_text = complaint.decode(errors="replace").strip()[-500:]
+        stderr_text = stderr.decode(errors="replace").strip()[-500:]
         raise KubernetesCredentialsError(
             f"the credential plugin {plugin.command} failed with status {status}"
-            + (f": {complaint_text}" if complaint_text else ""),
+            + (f": {stderr_text}" if stderr_text else ""),
             hint="log in again, or run it by hand to see why",
         )
     return output
@@ -162,11 +167,11 @@ async def _kill(process: Process, *, whole_group: bool) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         elif process.returncode is None:
             process.kill()
-    await process.wait()
-    # The pipes close with the last process that has them, which may have left the group.
+    # `wait` ends with the pipes, which a process that has left the group may have.
     with contextlib.suppress(TimeoutError):
         async with deadlines.timeout(TIMING.plugin_pipe_close_seconds):
-            await asyncio.gather(_read(process.stdout), _read(process.stderr))
+            await asyncio.gather(process.wait(), _read(process.stdout), _read(process.stderr))
+    process._transport.close()  # type: ignore[attr-defined]  # nothing public closes the pipes
 
 
 def pem_signature(*materials: Pem) -> tuple[object, ...]:
@@ -212,16 +217,19 @@ def _load_authority(context: ssl.SSLContext, authority: Pem) -> None:
 def _load_client_certificate(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
     chain = _read_pem(certificate, "client certificate") + b"\n" + _read_pem(key, "client key")
     # OpenSSL reads files only; only the user can read this file, and it is deleted at once.
-    descriptor, name = tempfile.mkstemp(prefix="kt-", suffix=".pem")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with tempfile.NamedTemporaryFile(prefix="kt-", suffix=".pem") as file:
             file.write(chain)
-        # An encrypted key is refused; without the password OpenSSL would ask on the terminal.
-        context.load_cert_chain(name, password="")
+            file.flush()
+            # An encrypted key is refused; without the password OpenSSL would ask on the terminal.
+            context.load_cert_chain(file.name, password="")
     except (ssl.SSLError, ValueError) as error:
         raise _unusable("client certificate or key", certificate, error) from error
-    finally:
-        Path(name).unlink()
+    except OSError as error:
+        raise KubernetesCredentialsError(
+            f"the client certificate cannot be handed to OpenSSL in a file: {error.strerror}",
+            hint="have TMPDIR name a folder that can be written and has room",
+        ) from error
 
 
 def _read_pem(pem: Pem, pem_name: str) -> bytes:
@@ -351,15 +359,15 @@ class Credentials:
 
     async def headers(self) -> tuple[Pair, ...]:
         user = self._access.user
-        acting = impersonation_headers(user.impersonation)
+        pairs = impersonation_headers(user.impersonation)
         token = await self._token_of_user()
         if token is not None:
-            acting = (("Authorization", f"Bearer {token}"), *acting)
+            pairs = (("Authorization", f"Bearer {token}"), *pairs)
         elif user.username is not None:
-            pair = f"{user.username}:{user.password or ''}".encode()
-            acting = (("Authorization", f"Basic {base64.b64encode(pair).decode()}"), *acting)
-        self._last_headers = acting
-        return acting
+            login = f"{user.username}:{user.password or ''}".encode()
+            pairs = (("Authorization", f"Basic {base64.b64encode(login).decode()}"), *pairs)
+        self._last_headers = pairs
+        return pairs
 
     async def _token_of_user(self) -> str | None:
         user = self._access.user
@@ -400,12 +408,12 @@ class Credentials:
         async with self._plugin_lock:  # requests that wait meanwhile use the same credential
             credential = self._credential
             expires = credential.expires if credential is not None else None
-            is_void = (
+            is_expiring = (
                 expires is not None and time.time() > expires - TIMING.credential_renewal_seconds
             )
-            if credential is None or is_void:
+            if credential is None or is_expiring:
                 cluster = self._access.cluster
-                credential = self._credential = await run(plugin, cluster, self._environment)
+                credential = self._credential = await run_plugin(plugin, cluster, self._environment)
             return credential
 
     async def route(self) -> Route:

@@ -12,10 +12,10 @@ from kubetorch import errors
 from kubetorch.k8s.tuning import LIMITS
 
 #: Parts of pods that are connections.
-_STREAMS = ("pods/exec", "pods/portforward")
+_STREAM_RESOURCES = ("pods/exec", "pods/portforward")
 #: The verbs needed to make objects of a kind, to follow them and to delete them.
 MAKER_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
-_CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
+_CLASSES_BY_STATUS: dict[int, type[errors.KubernetesRequestError]] = {
     401: errors.KubernetesForbiddenError,
     403: errors.KubernetesForbiddenError,
     404: errors.KubernetesNotFoundError,
@@ -59,7 +59,7 @@ def garbled(action: Action, server: str, why: object) -> errors.KubetorchError:
     """The error for an answer that cannot come from an API server."""
     return errors.KubernetesError(
         f"cannot {action}: {server} answered with something that is no answer of Kubernetes: {why}",
-        hint=f"is that the URL of an API server, and no portal or proxy in between? "
+        hint=f"have the kubeconfig name the API server itself, and no portal or proxy "
         f"({action.origin})",
     )
 
@@ -87,21 +87,21 @@ def refused_by(
     if status_code is None:
         code = status.get("code")
         status_code = code if isinstance(code, int) else 500
-    details = status.get("details") or {}
+    details = _mapping(status.get("details"))
     reason = str(status.get("reason") or "")
     server_message = server_message or str(status.get("message") or "")
     words = " ".join(filter(None, [str(status_code), reason]))
     message = f"cannot {action}: the API server answered {words}" + (
         f": {server_message}" if server_message else ""
     )
-    error_class = _CLASSES.get(status_code, errors.KubernetesRequestError)
+    error_class = _CLASSES_BY_STATUS.get(status_code, errors.KubernetesRequestError)
     error = error_class(message, hint=_hint(action, status_code, reason, server_message))
     error.verb, error.resource = action.verb, action.resource
     error.namespace, error.name = action.namespace, action.name
     error.status_code, error.reason = status_code, reason
     error.causes = [
-        {name: str(cause.get(name) or "") for name in ("reason", "message", "field")}
-        for cause in details.get("causes") or []
+        {name: str(_mapping(cause).get(name) or "") for name in ("reason", "message", "field")}
+        for cause in _list(details.get("causes"))
     ]
     error.retry_after = _retry_after(details, headers or {})
     return error
@@ -112,11 +112,13 @@ def grant_commands(
 ) -> str:
     """The two commands with which an administrator grants rights on a kind in a namespace.
 
-    `subjects` are options of `kubectl create rolebinding`.
+    The role may be there already, for another namespace. `subjects` are options of `kubectl create
+    rolebinding`.
     """
     name = f"kubetorch-{resource}"
     return (
-        f"kubectl create clusterrole {name} --verb={','.join(verbs)} --resource={resource}\n"
+        f"kubectl create clusterrole {name} --verb={','.join(verbs)} --resource={resource} "
+        "--dry-run=client -o yaml | kubectl apply -f -\n"
         f"kubectl create rolebinding {name} -n {namespace} --clusterrole={name} "
         f"{' '.join(subjects)}"
     )
@@ -129,6 +131,15 @@ def parse_status(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return status if isinstance(status, dict) and status.get("kind") == "Status" else {}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A part of an answer that has to be a mapping; empty if a server, or a proxy, sent another."""
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _retry_after(details: Mapping[str, Any], headers: Mapping[str, str]) -> float | None:
@@ -146,7 +157,7 @@ def _hint(action: Action, status_code: int, reason: str, server_message: str) ->
         return _forbidden_hint(action, server_message)
     if status_code == 404:
         if is_unserved(server_message):
-            return "the cluster does not serve this kind: is its operator installed?"
+            return "install the operator of this kind: the cluster does not serve it"
         return "check name and namespace; it may have been deleted"
     if status_code == 409:
         if reason == "AlreadyExists":
@@ -157,13 +168,13 @@ def _hint(action: Action, status_code: int, reason: str, server_message: str) ->
     if status_code == 429:
         return "the API server is busy; try again later"
     if status_code in (400, 422):
-        if is_admission(server_message):
+        if is_from_admission(server_message):
             return "change the object as the admission webhook asks"
         return "correct the fields that the message names"
     return None
 
 
-def is_passing(error: errors.KubernetesRequestError) -> bool:
+def may_pass(error: errors.KubernetesRequestError) -> bool:
     """True if the server, or a node behind it, may answer the same request later."""
     is_away = error.status_code == 429 or error.status_code >= 500
     return is_away and not is_malformed(error.message)
@@ -223,7 +234,7 @@ def is_unserved(message: str) -> bool:
     return "could not find the requested resource" in message or "404 page not found" in message
 
 
-def is_admission(message: str) -> bool:
+def is_from_admission(message: str) -> bool:
     """True if a message comes from an admission webhook or policy."""
     return "admission webhook" in message or "ValidatingAdmissionPolicy" in message
 
@@ -236,14 +247,14 @@ def is_quota(message: str) -> bool:
 def _forbidden_hint(action: Action, server_message: str) -> str:
     if is_quota(server_message):
         return "free some of the quota (kubectl describe resourcequota), or ask for less"
-    if is_admission(server_message):
+    if is_from_admission(server_message):
         return "change the object as the admission webhook asks"
     plural, _, group = action.resource.partition(".")
     _, slash, subresource = group.partition("/")
     if slash:  # deployments.apps/status is deployments/status of the group apps
         plural, group = f"{plural}/{subresource}", group.partition("/")[0]
     verbs = [action.verb]
-    if plural in _STREAMS:
+    if plural in _STREAM_RESOURCES:
         verbs = ["create", "get"]  # which of them the server demands depends on its version
     kind = "Role" if action.namespace else "ClusterRole"
     where = f" in namespace {action.namespace!r}" if action.namespace else ""

@@ -1,4 +1,8 @@
-"""Deadlines for coroutines, on every Python that is supported."""
+"""Deadlines for coroutines, on every Python that is supported.
+
+They stand for `asyncio.wait_for`: before Python 3.12 it drops the cancellation of a waiter whose
+event comes in the same moment, and the waiter goes on.
+"""
 
 from __future__ import annotations
 

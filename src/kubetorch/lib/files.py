@@ -8,21 +8,39 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import threading
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Put `data` into the file at once: readers see the old content or the new one."""
+def write_atomically(
+    path: Path, data: bytes, *, mode: int = 0o600, is_synced: bool = False
+) -> None:
+    """Put `data` into the file at once: readers see the old content or the new one.
+
+    With `is_synced` this holds for a crash of the machine, too.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, also if folders in it have no write bits; errors are ignored."""
+    if os.geteuid():  # root needs none
+        for parent, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                os.chmod(parent, 0o700)  # noqa: PTH101  # thousands of folders
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def tail(path: Path, lines: int, *, limit_bytes: int = 64 * 1024) -> list[str]:

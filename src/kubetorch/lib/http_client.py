@@ -23,6 +23,7 @@ import re
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -146,8 +147,15 @@ class Response:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self) -> bytes:
-        return b"".join(self.iter_bytes())
+    def read(self, most_bytes: int = sys.maxsize) -> bytes:
+        """The body, or its beginning: hardly more than so many bytes."""
+        pieces, size = [], 0
+        for piece in self.iter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size > most_bytes:
+                break
+        return b"".join(pieces)
 
     def iter_bytes(self) -> Iterator[bytes]:
         """Pieces of the body, each as soon as it arrives."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import itertools
 import mmap
 import os
@@ -28,6 +29,12 @@ from pathlib import Path
 from kubetorch.lib.tuning import LIMITS
 
 Buffer = bytes | bytearray | memoryview
+
+_SIZE_SEALS = (
+    fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    if hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+    else 0
+)
 
 
 class _File:
@@ -139,6 +146,7 @@ class _Pool:
             capacity = _round(size)
             descriptor = unnamed_file(capacity)
             try:
+                fix_size(descriptor)
                 file = _File(next(self._numbers), descriptor, capacity, is_own=True)
             except BaseException:
                 os.close(descriptor)
@@ -273,6 +281,8 @@ class Mappings:
 
         if descriptor is not None:
             try:
+                if not _has_fixed_size(descriptor):
+                    raise ValueError("a memory file that can be shortened")
                 capacity = os.fstat(descriptor).st_size
                 flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
                 file = _File(number, descriptor, capacity, is_own=False, flags=flags)
@@ -317,6 +327,21 @@ class Mappings:
         self._forks += 1
 
 
+def fix_size(descriptor: int) -> None:
+    """Let no process shorten a file, also not a hostile one: a reader would get a SIGBUS."""
+    if _SIZE_SEALS:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+
+
+def _has_fixed_size(descriptor: int) -> bool:
+    if not _SIZE_SEALS:
+        return True
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS
+    except OSError:  # it is no file in memory
+        return False
+
+
 def _map(descriptor: int, capacity: int, flags: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):  # without a duplicate of the descriptor
         return mmap.mmap(descriptor, capacity, flags, trackfd=False)
@@ -332,7 +357,7 @@ def _round(size: int) -> int:
 def unnamed_file(size: int = 0) -> int:
     """The descriptor of a new file in memory, of so many bytes."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("kubetorch", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("kubetorch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         import tempfile  # noqa: PLC0415  # costs 3 ms where it is not needed
 

@@ -4,6 +4,7 @@
 processes in that namespace, also by those that run already, and by no other process:
 
     add       shows a folder, or files that lie in memory only, at an absolute path
+    clear     makes room for a link
     cover     keeps writes to a folder of the machine in this view from now on
     shield    keeps all writes in this view from now on, at any path
 
@@ -317,6 +318,24 @@ class View:
                 file_path.touch()
             mount_filesystem(str(files_folder / name), str(file_path), BIND)
             _set_read_only(file_path)
+
+    def clear(self, target: str) -> Path:
+        """Make room at a path, for a link of the view's own; a folder there is hidden."""
+        path = Path(os.path.realpath(target))
+        if not path.exists():
+            first_part = self._make_room(path)
+            if first_part != path:
+                self._own_folders.append(first_part)
+                path.parent.mkdir(parents=True)
+            return path
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is there and is no folder")
+        if not self._is_own(path.parent):
+            self._mirror(path.parent)
+        while path in mounted_paths():
+            _unmount(path)
+        path.rmdir()
+        return path
 
     def shield(self, keep: Iterable[str] = (), frozen: Iterable[str] = ()) -> None:
         """Keep all writes in this view from now on, except those to shared folders.

@@ -187,30 +187,31 @@ async def run(
     Programs that it leaves in the background live on, and their lines are still reported. If this
     is cancelled, its session is killed.
     """
-    pipes = [os.pipe()] if on_error_line is None else [os.pipe(), os.pipe()]
-    readers = [Output(pipes[0][0], on_line)]
-    if on_error_line is not None:
-        readers.append(Output(pipes[1][0], on_error_line))
+    readers: list[Output] = []
+    writers: list[int] = []
     try:
+        for on_stream_line in filter(None, (on_line, on_error_line)):
+            descriptor, writer = os.pipe()
+            writers.append(writer)
+            readers.append(Output(descriptor, on_stream_line))
         pid = processes.spawn(
             ("/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, *command),
             environ,
-            output=pipes[0][1],
-            errors=pipes[-1][1],
+            output=writers[0],
+            errors=writers[-1],
         )
     except BaseException:
         for reader in readers:
             reader.close()
         raise
     finally:
-        for _, writer in pipes:
+        for writer in writers:
             os.close(writer)
     ended = asyncio.Event()
-    watch = ExitWatch(pid, ended.set)
     try:
-        await ended.wait()
+        with contextlib.closing(ExitWatch(pid, ended.set)):
+            await ended.wait()
     except BaseException:
-        watch.close()
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
         reap(pid)

@@ -135,17 +135,15 @@ def spawn(
 ) -> int:
     """Start a program as the leader of a new session; its process id."""
     null = os.open(os.devnull, os.O_RDWR)
+    high_descriptors: list[int] = []
     try:
-        descriptors = [null if fd is None else fd for fd in (stdin, output, errors)]
         # Above 2, so that no descriptor is overwritten before it is duplicated.
-        high_descriptors = [_above_standard(fd) for fd in descriptors]
-        try:
-            return _spawn(command, environment, high_descriptors)
-        finally:
-            for fd in high_descriptors:
-                os.close(fd)
+        for fd in (stdin, output, errors):
+            high_descriptors.append(_above_standard(null if fd is None else fd))
+        return _spawn(command, environment, high_descriptors)
     finally:
-        os.close(null)
+        for fd in (null, *high_descriptors):
+            os.close(fd)
 
 
 def _above_standard(descriptor: int) -> int:

@@ -81,6 +81,12 @@ class Timing(Table):
     #: Time that open requests have once the listener is closed.
     listener_goodbye_seconds: float = 0.5
 
+    # ------------------------------------------------------------------ egress
+    #: Time to resolve a name and connect to what it stands for.
+    egress_connect_seconds: float = 15.0
+    #: Time for open connections to end when the proxy is closed.
+    egress_close_seconds: float = 2.0
+
     # ------------------------------------------------------------------ processes
     #: Pause from the end of a child until orphans are looked for: one search for many of them.
     orphan_search_delay_seconds: float = 1.0
@@ -116,6 +122,12 @@ class Limits(Table):
     interim_answers: int = 100
     #: Line of an answer that is read line by line: the reader keeps an unfinished line whole.
     answer_line_bytes: int = 64 * 1024**2
+
+    # ------------------------------------------------------------------ egress
+    #: Head of a request to the proxy.
+    egress_head_bytes: int = 64 * 1024
+    #: Bytes that are copied at once.
+    egress_copied_bytes: int = 256 * 1024
 
     # ------------------------------------------------------------------ HTTP server
     #: Part of a body that waits until the application takes it; then nothing more is read.
@@ -188,6 +200,11 @@ class Limits(Table):
     memory_copy_bytes: int = 4 * 1024 * 1024
     #: File that serves any smaller value; a larger file serves those of a quarter of its size.
     fitting_memory_file_bytes: int = 1024 * 1024
+    #: Sealed files of other processes that are mapped, or wait to be, at a time: before Python 3.13
+    #: a mapping has a descriptor, and many programs may have no more than 1024.
+    mapped_memory_files: int = 256
+    #: Mappings of one file that are kept for further views, each with a descriptor, as above.
+    idle_private_mappings: int = 2
 
     def __post_init__(self) -> None:
         assert self.large_message_head_bytes < self.large_message_bytes, (

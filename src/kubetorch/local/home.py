@@ -49,6 +49,7 @@ class Home:
         self.controller_url = path / "controller-url"
         self.state = path / "state.sqlite"
         self.blobs = path / "blobs"
+        self.keys = path / "keys"
         self.secrets = path / "secrets"
         self.volumes = path / "volumes"
         self.log = path / "log" / "service.log"

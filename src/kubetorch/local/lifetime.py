@@ -27,7 +27,7 @@ from kubetorch.wire import exceptions, routes
 from kubetorch.wire.podenv import MARK
 
 #: Variables of the program that a service gets beside those of the machine.
-_CHOSEN_VARIABLES = ("PYTHONPATH", process.IDLE_VARIABLE)
+_CHOSEN_VARIABLES = ("PYTHONPATH", process.IDLE_VARIABLE, process.NETWORKS_VARIABLE)
 
 
 class Endpoint(NamedTuple):

@@ -44,6 +44,8 @@ def first_spare(environ: Mapping[str, str], command: tuple[str, ...]) -> spares.
 
 #: The variable with the seconds without a request after which a service without workloads stops.
 IDLE_VARIABLE = "KT_LOCAL_IDLE"
+#: A copy of `kubetorch.controller.buckets.NETWORKS`, which clients do not import.
+NETWORKS_VARIABLE = "KT_BUCKET_NETWORKS"
 
 
 def idle_seconds(environ: Mapping[str, str], default_seconds: float) -> float:

@@ -204,6 +204,7 @@ class Service:
             state=state,
             call_state=state,
             blob_stores=BlobStores(self.home.blobs, is_shared=True),
+            keys=self.home.keys,
             clock=clock,
             secret=self.secret,
             new_access=lambda workloads: LocalAccess(
@@ -215,6 +216,7 @@ class Service:
                 ),
             ),
             stop=self._stop,
+            environ=self.environ,
         )
 
     def _stop(self, pods: bool) -> None:

@@ -5,7 +5,8 @@ In each pod template:
 
     initContainer  kubetorch-runtime   copies the agent's runtime to an emptyDir
     container      …                   runs it from there, not from its own image
-    volumes        kubetorch-runtime, kubetorch-state (code, logs, results), kubetorch-token
+    volumes        kubetorch-runtime, kubetorch-state (code, logs, results), kubetorch-token,
+                   kubetorch-node-data (trees that pods of a node share, where the chart allows it)
 
 The default pod image has the runtime already, so its pods need no copy of it.
 """
@@ -49,6 +50,8 @@ KNATIVE_TIMEOUT = 300
 RUNTIME = "kubetorch-runtime"
 _STATE_VOLUME = "kubetorch-state"
 _TOKEN_VOLUME = "kubetorch-token"
+NODE_DATA_VOLUME = "kubetorch-node-data"
+NODE_DATA_FOLDER = "/var/run/kubetorch-node"
 # Folder that the init container copies the runtime to; the runtime's own image has /kubetorch.
 _COPY_FOLDER = "/runtime"
 _GRACE_FIELD = "terminationGracePeriodSeconds"
@@ -69,8 +72,15 @@ _VARIABLE_NAMES = {
     podenv.CONTROLLER_URL,
     podenv.TOKEN_FILE,
     podenv.GRACE,
+    podenv.NODE_DATA,
 }
-_VOLUME_NAMES = {RUNTIME, _STATE_VOLUME, _TOKEN_VOLUME, pod_security.HOME_VOLUME}
+_VOLUME_NAMES = {
+    RUNTIME,
+    _STATE_VOLUME,
+    _TOKEN_VOLUME,
+    NODE_DATA_VOLUME,
+    pod_security.HOME_VOLUME,
+}
 
 
 def equip(
@@ -92,6 +102,8 @@ def equip(
     for template in parsed.templates:
         _add_runtime(template, runtime)
         _run_agent(template, _agent_variables(template.container, workload, runtime, working_dir))
+        if runtime.node_data:
+            _share_node_data(template, runtime.node_data)
         _probe_serving(template)
         if root_images is not None:
             pod_security.give_home(template)
@@ -282,6 +294,27 @@ def _run_agent(template: PodTemplate, agent_variables: dict[str, str]) -> None:
         return
     for name, field in _FIELD_PATHS.items():
         _set_variable(variables, name, {"valueFrom": {"fieldRef": {"fieldPath": field}}})
+
+
+def _share_node_data(template: PodTemplate, folder: str) -> None:
+    """Mount the folder of the node in which the pods of this namespace share declared data.
+
+    Knative takes no volumes of nodes.
+    """
+    if template.kind.is_autoscaled:
+        return
+    namespace = template.workload.object["metadata"]["namespace"]
+    _add_volume(template, node_data_volume(folder, namespace))
+    volume_mount = {"name": NODE_DATA_VOLUME, "mountPath": NODE_DATA_FOLDER}
+    list_at(template.container, "volumeMounts").append(volume_mount)
+    variables = list_at(template.container, "env")
+    _set_variable(variables, podenv.NODE_DATA, {"value": NODE_DATA_FOLDER})
+
+
+def node_data_volume(folder: str, namespace: str) -> Manifest:
+    """The folder of one namespace alone: its pods do not see the folder above."""
+    path = {"path": f"{folder}/{namespace}", "type": "DirectoryOrCreate"}
+    return {"name": NODE_DATA_VOLUME, "hostPath": path}
 
 
 def _token() -> Manifest:

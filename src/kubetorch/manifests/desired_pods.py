@@ -42,6 +42,18 @@ class ClaimMount:
     path: str
     read_only: bool = False
     sub_path: str = ""
+    sub_path_expression: str = ""
+
+    def expand_sub_path(self, variables: Mapping[str, str]) -> str:
+        """The folder of the claim that a pod with these variables has mounted."""
+        sub_path = container_variables.expand_references(self.sub_path_expression, variables)
+        if "$(" in sub_path:
+            raise SpecError(
+                f"subPathExpr {self.sub_path_expression!r} of the claim {self.claim!r} names a "
+                "variable that the container does not have",
+                hint=f"env has {', '.join(variables) or 'no variables'}",
+            )
+        return _check_inside(sub_path, "subPathExpr") or self.sub_path
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Attached:
         return tuple(dict.fromkeys(secret_names))
 
     @property
-    def secrets(self) -> tuple[str, ...]:
+    def required_secrets(self) -> tuple[str, ...]:
         """The secrets without which the pod cannot start."""
         secret_names = [ref.secret for ref in self.variables if not ref.optional]
         secret_names += [ref.secret for ref in self.files if not ref.optional]
@@ -71,19 +83,20 @@ class Attached:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of files and claims, for which a pod needs paths of its own."""
+        """The paths of files and claims, which only the pod itself has."""
         return (
             *(files.path for files in self.files),
             *(claim.path for claim in self.claims),
         )
 
 
-class Mounted(msgspec.Struct, frozen=True):
+class MountedNames(msgspec.Struct, frozen=True):
     """The names of the secrets and claims that a pod's agent and workers see.
 
     Attributes:
-        secrets, claims: All of them, whether variables, files or devices.
-        optional: The secrets without which the pod starts, too.
+        secrets: Names of secrets whose values are variables or files.
+        claims: Names of claims that are folders or devices.
+        optional: Names among `secrets` that a pod can start without.
     """
 
     secrets: tuple[str, ...] = ()
@@ -94,7 +107,7 @@ class Mounted(msgspec.Struct, frozen=True):
         return bool(self.secrets or self.claims)
 
 
-def read_mounted(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mounted:
+def read_mounted_names(pod: Mapping[str, Any], container: Mapping[str, Any]) -> MountedNames:
     volumes = {pod_volume["name"]: pod_volume for pod_volume in pod.get("volumes") or ()}
     mounts = [*(container.get("volumeMounts") or ()), *(container.get("volumeDevices") or ())]
     mounted_volumes = [volumes.get(mount["name"]) or {} for mount in mounts]
@@ -104,13 +117,13 @@ def read_mounted(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mounte
     for volume in mounted_volumes:
         sources = (volume.get("projected") or {}).get("sources") or ()
         for ref in (volume.get("secret"), *(source.get("secret") for source in sources)):
-            if ref is not None:
-                name = ref.get("secretName") or ref.get("name")
+            name = ref and (ref.get("secretName") or ref.get("name"))
+            if name:
                 secrets.append((str(name), bool(ref.get("optional"))))
     claims = [volume.get("persistentVolumeClaim") for volume in mounted_volumes]
     needed = {name for name, is_optional in secrets if not is_optional}
     names = tuple(dict.fromkeys(name for name, _ in secrets))
-    return Mounted(
+    return MountedNames(
         names,
         tuple(dict.fromkeys(str(claim["claimName"]) for claim in claims if claim is not None)),
         tuple(name for name in names if name not in needed),
@@ -122,7 +135,7 @@ def read_attached(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Attac
     files, claims, other_mounts = [], [], []
     for mount in container.get("volumeMounts") or ():
         volume = volumes.get(mount["name"]) or {}
-        if "secret" in volume and not mount.get("subPath"):
+        if "secret" in volume and not (mount.get("subPath") or mount.get("subPathExpr")):
             files.append(_secret_files(volume["secret"], mount))
         elif "persistentVolumeClaim" in volume:
             claims.append(_claim_mount(volume["persistentVolumeClaim"], mount))
@@ -158,7 +171,9 @@ def _secret_files(secret: Mapping[str, Any], mount: Mapping[str, Any]) -> Secret
 def _claim_mount(claim: Mapping[str, Any], mount: Mapping[str, Any]) -> ClaimMount:
     read_only = bool(mount.get("readOnly") or claim.get("readOnly"))
     folder = _check_inside(mount.get("subPath") or "", "subPath")
-    return ClaimMount(_check_name(claim["claimName"]), mount["mountPath"], read_only, folder)
+    expression = mount.get("subPathExpr") or ""
+    name, path = _check_name(claim["claimName"]), mount["mountPath"]
+    return ClaimMount(name, path, read_only, folder, expression)
 
 
 def _check_name(name: str) -> str:
@@ -193,7 +208,7 @@ class DesiredPods(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     replicas: int
-    template: str
+    template_digest: str
     variables: tuple[Variable, ...]
     working_dir: str | None
     kind: str
@@ -205,9 +220,9 @@ class DesiredPods(msgspec.Struct, frozen=True):
     pretends_gpus: bool = False
     labels: tuple[tuple[str, str], ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
-    account: str = "default"
+    service_account: str = "default"
     #: Seconds from SIGTERM to SIGKILL, if declared.
-    grace: float | None = None
+    grace_seconds: float | None = None
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> DesiredPods:
@@ -215,7 +230,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
     kind, primary = workload.kind, workload.primary
     container, spec = primary.container, manifest.get("spec") or {}
     variables = agent_container.variables(container)
-    # Pods that are processes share the ports of the machine, so two cannot have one app.
+    # Pods that are processes share the machine's ports, so two pods cannot serve on the app's port.
     has_app = agent_container.APP_PORT in variables
     resources = container.get("resources") or {}
     return DesiredPods(
@@ -223,7 +238,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         name=manifest["metadata"]["name"],
         replicas=knative.min_pods(primary) if kind.is_autoscaled else replicas.read(workload),
         # Pods stay when another number of them is wanted.
-        template=rendering.fingerprint(
+        template_digest=rendering.fingerprint(
             knative.without_scaling(primary) if kind.is_autoscaled else primary.body
         ),
         variables=tuple(container_variables.read_variables(primary.spec, container)),
@@ -238,8 +253,8 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         gpus=int(scheduling.read_gpu_count(primary) or 0),
         labels=tuple(primary.read_pods("labels").items()),
         annotations=tuple(primary.read_pods("annotations").items()),
-        account=primary.spec.get("serviceAccountName") or "default",
-        grace=primary.spec.get("terminationGracePeriodSeconds"),
+        service_account=primary.spec.get("serviceAccountName") or "default",
+        grace_seconds=primary.spec.get("terminationGracePeriodSeconds"),
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kubetorch.errors import AutoScalingError
+from kubetorch.errors import AutoScalingError, KubetorchError
 from kubetorch.manifests import scheduling
 from kubetorch.manifests.kinds import KINDS, Manifest, assign
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs import autoscaling, quantity
 from kubetorch.specs.autoscaling import KPA, KPA_METRICS, AutoscalingSpec
+from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec, thaw
 
 KIND = KINDS["Service", "serving.knative.dev"]
@@ -71,7 +72,9 @@ def render(scaling: AutoscalingSpec, *, memory: str | None = None) -> dict[str, 
         memory: The memory request of a pod. A `target` of memory is a percentage of it; Knative
             takes MiB. Without a request the number stays as it is.
     """
-    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": scaling.least}
+    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {
+        "min_scale": scaling.fewest_pods
+    }
     if scaling.metric == "memory" and memory is not None and scaling.target is not None:
         values["target"] = _mebibytes(scaling.target, memory)
     scaling_annotations = {
@@ -126,11 +129,31 @@ def check(compute: ComputeSpec) -> None:
         )
 
 
-def warnings(compute: ComputeSpec, *, has_knative: bool = False) -> Iterator[str]:
+def forbids_no_pods(error: KubetorchError, compute: ComputeSpec) -> bool:
+    """True if Knative refuses `initial_scale=0`, which its administrators allow."""
+    spec = scaling(compute)
+    is_without = spec is not None and spec.initial_scale == 0
+    return is_without and ANNOTATIONS["initial_scale"] in error.message
+
+
+def start_pod(service: Manifest) -> None:
+    """Have a Knative Service begin with one pod, not with none."""
+    template = service["spec"]["template"]["metadata"]
+    template["annotations"][ANNOTATIONS["initial_scale"]] = "1"
+
+
+def warnings(
+    compute: ComputeSpec, *, has_knative: bool = False, starts_pod: bool = False
+) -> Iterator[str]:
     """Sentences about settings that have another meaning for the scaler than for their writer."""
     spec = scaling(compute)
     if spec is None:
         return
+    if starts_pod:
+        yield (
+            f"Knative forbids initial_scale={spec.initial_scale} in this cluster: the service "
+            "starts with one pod (its administrators can set allow-zero-initial-scale)"
+        )
     names = list(extra_annotations(spec))
     if names and not has_knative:
         is_single = len(names) == 1
@@ -158,6 +181,13 @@ def _write(template: PodTemplate, compute: ComputeSpec) -> None:
         del pod_annotations[name]
     pod_annotations |= render(scaling, memory=compute.memory)
     assign(template.spec, "containerConcurrency", _pod_concurrency(compute))
+
+
+def admit_batches(template: PodTemplate, callable: CallableRef) -> None:
+    """Let the calls of a batch into a pod, whose agent gives them one slot together."""
+    concurrency = template.spec.get("containerConcurrency")
+    if template.kind.is_autoscaled and concurrency and callable.batched:
+        template.spec["containerConcurrency"] = concurrency * callable.largest_batch
 
 
 def _pod_concurrency(compute: ComputeSpec) -> int | None:

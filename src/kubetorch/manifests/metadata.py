@@ -30,21 +30,21 @@ _SPECIAL_DOMAINS = (
 )
 
 
-def is_own_label(name: str) -> bool:
+def is_user_label(name: str) -> bool:
     return name not in _SPECIAL_LABELS
 
 
-def is_own_annotation(name: str) -> bool:
+def is_user_annotation(name: str) -> bool:
     is_of_gpu = name in (labels.GPU_MEMORY, labels.GPU_DEVICES)
     return not is_of_gpu and not name.startswith(_SPECIAL_DOMAINS)
 
 
-def _shared(template: PodTemplate, key: str, is_own: Callable[[str], bool]) -> Pairs | None:
+def _shared(template: PodTemplate, key: str, is_user: Callable[[str], bool]) -> Pairs | None:
     """The pairs that the object and its pods share, as a parameter would have written them."""
     pod_pairs = template.read_pods(key)
     object_pairs = template.read_object(key).items()
     return (
-        tuple(pair for pair in object_pairs if is_own(pair[0]) and pair in pod_pairs.items())
+        tuple(pair for pair in object_pairs if is_user(pair[0]) and pair in pod_pairs.items())
         or None
     )
 
@@ -53,7 +53,9 @@ def _read_pod_labels(template: PodTemplate) -> Pairs | None:
     object_labels = template.read_object("labels")
     pod_labels = template.read_pods("labels").items()
     return (
-        tuple(pair for pair in pod_labels if is_own_label(pair[0]) and pair[0] not in object_labels)
+        tuple(
+            pair for pair in pod_labels if is_user_label(pair[0]) and pair[0] not in object_labels
+        )
         or None
     )
 
@@ -116,7 +118,7 @@ PARAMETERS = (
     ManifestParameter(
         "labels",
         "M.labels, PT.labels",
-        lambda template: _shared(template, "labels", is_own_label),
+        lambda template: _shared(template, "labels", is_user_label),
         _write_labels,
         _LABELS,
     ),
@@ -130,7 +132,7 @@ PARAMETERS = (
     ManifestParameter(
         "annotations",
         "M.annotations, PT.annotations",
-        lambda template: _shared(template, "annotations", is_own_annotation),
+        lambda template: _shared(template, "annotations", is_user_annotation),
         _write_annotations,
         _ANNOTATIONS,
     ),

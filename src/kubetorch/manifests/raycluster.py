@@ -21,7 +21,7 @@ GCS_PORT = 6379
 #: Ports of Ray's head.
 PORTS = {"gcs": GCS_PORT, "dashboard": 8265, "client": 10001}
 #: Options of `ray start --head`.
-HEAD = {
+HEAD_START_OPTIONS = {
     "dashboard-host": "0.0.0.0",
     "port": str(GCS_PORT),
     "object-manager-port": "8076",
@@ -41,7 +41,7 @@ def skeleton() -> Manifest:
             "rayVersion": RAY_VERSION,
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
-                "rayStartParams": dict(HEAD),
+                "rayStartParams": dict(HEAD_START_OPTIONS),
                 "template": {
                     "metadata": {},
                     "spec": {"containers": [{"name": KIND.container}]},
@@ -61,14 +61,14 @@ def command_with_agent(agent: str) -> list[str]:
     return ["/bin/bash", "-c", f'ulimit -n 65536; bash -c "${_START_VARIABLE}" & exec {agent}']
 
 
-def fill(template: PodTemplate) -> None:
+def keep_agent_command_and_ports(template: PodTemplate) -> None:
     """Keep the operator from changing the agent's command, and give the head Ray's own ports.
 
     The operator makes the head's Service of the head's ports, and of Ray's own where the head has
     none; the agent's port, which is added, would leave the Service without Ray's.
     """
     if template.is_primary and template.kind == KIND:
-        template.annotations_of_object().setdefault(OVERWRITE_COMMAND, "true")
+        template.annotations_of_object()[OVERWRITE_COMMAND] = "true"
         if not template.container.get("ports"):
             template.container["ports"] = [
                 {"name": name, "containerPort": port} for name, port in PORTS.items()

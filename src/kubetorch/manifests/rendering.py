@@ -84,7 +84,7 @@ def fill_pod(template: PodTemplate, compute: ComputeSpec) -> None:
     """Add the fields that the agent needs; fields that the pods have stay."""
     metadata.fill_serialization(template, compute)
     agent_container.fill_rights(template)
-    raycluster.fill(template)
+    raycluster.keep_agent_command_and_ports(template)
     agent_container.fill_probes(template, compute)
     agent_container.fill_log_level(template, compute)
     storage.fill_shared_memory(template, compute)
@@ -169,6 +169,8 @@ def render(
             agent_container.check_port(template)
         if callable is not None and callable.app is not None:
             agent_container.write_app(template, callable.app)
+        if callable is not None and compute.autoscaling is not None:
+            knative.admit_batches(template, callable)
     _identify(manifest, kind, namespace, name)
     workload_labels = labels.of_object(
         name=name, callable=callable, username=username, template=_template_label(compute, kind)

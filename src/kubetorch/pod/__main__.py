@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+if os.getpid() == 1 or signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+    # The first process of a container ignores SIGTERM without a handler, and would have the pod
+    # stay for its whole grace if it is deleted while the imports below go on. `start.c` has the
+    # signal wait until here.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 from kubetorch.lib import mounts
 from kubetorch.pod.agent import main

@@ -20,7 +20,17 @@ import uvloop
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
-from kubetorch.lib import files, http_server, memory, processes, proxy, runtime, sockets, websocket
+from kubetorch.lib import (
+    deadlines,
+    files,
+    http_server,
+    memory,
+    processes,
+    proxy,
+    runtime,
+    sockets,
+    websocket,
+)
 from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.process_watch import OrphanReaper
 from kubetorch.lib.tasks import cancel_all
@@ -29,10 +39,13 @@ from kubetorch.pod import environment, identity
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.apps.proxy import AppNames, AppProxy
 from kubetorch.pod.calls import Call, Calls
+from kubetorch.pod.data import DataMounts
+from kubetorch.pod.debug_sessions import DebugSessions
 from kubetorch.pod.environment import Interpreters, container_environ, user_environ
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.http.published import Published
 from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.knative_keepalive import KnativeKeepAlive
@@ -51,7 +64,7 @@ from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.worker import WorkerHost
-from kubetorch.pod.worker_process.zygotes import Launched
+from kubetorch.pod.worker_process.zygotes import LaunchedZygote
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import routes, tokens, versions
 from kubetorch.wire.messages import (
@@ -77,7 +90,7 @@ _log = logging.getLogger(__name__)
 
 
 def main(
-    environ: Mapping[str, str], zygote: Launched | None = None, *, refusal: str | None = None
+    environ: Mapping[str, str], zygote: LaunchedZygote | None = None, *, refusal: str | None = None
 ) -> int:
     memory.give_back_soon()
     level = environ.get("KT_LOG_LEVEL", "")
@@ -131,7 +144,7 @@ async def _run(
     credentials: Credentials,
     environ: Mapping[str, str],
     filesystem: PodFilesystem,
-    zygote: Launched | None,
+    zygote: LaunchedZygote | None,
     sock: socket.socket,
 ) -> bool:
     """Run the agent; true if the pod goes on afterwards."""
@@ -142,9 +155,20 @@ async def _run(
     loop = asyncio.get_running_loop()
     grace = TIMING.kill_grace_seconds if pod.grace is None else pod.grace
     calls = max(grace - TIMING.closing_seconds, grace / 4)
+    signals = asyncio.Event()
+
+    def end(name: str) -> None:
+        signals.set()
+        agent.stop(name, calls)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
+        loop.add_signal_handler(number, end, signal.Signals(number).name)
     await agent.run(sock)
+    if agent.is_dismissed and agent.gets_signal:
+        # A kubelet that does not know yet that the pod is deleted would start the container again.
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            async with deadlines.timeout(TIMING.deletion_seconds):
+                await signals.wait()
     return agent.is_dismissed and pod.is_joined
 
 
@@ -155,22 +179,35 @@ class Agent:
         credentials: Credentials,
         environ: Mapping[str, str],
         filesystem: PodFilesystem,
-        zygote: Launched | None = None,
+        zygote: LaunchedZygote | None = None,
     ) -> None:
         #: True if the controller ended the agent, not Kubernetes or a user.
         self.is_dismissed = False
         self._has_failed = False
         self._pod = pod
+        self._environ = environ
+        self._filesystem = filesystem
+        self._root = Path(pod.root)
         self._incarnation = os.urandom(8).hex()
         # Why the agent ends; and the time of the loop until which calls may run.
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._deadline = math.inf
-        root = Path(pod.root)
-        store = BlobStore(root / "blobs")
+        audience = tokens.audience(pod.namespace, pod.workload)
+        self._guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
+        self._make_session(credentials)
+        self._make_calls()
+        self._make_processes(zygote)
+        self._make_supervisor()
+        self._make_server()
+
+    def _make_session(self, credentials: Credentials) -> None:
+        """What this pod says to its controller, and moves to and from it."""
+        pod, root = self._pod, self._root
         output = root / "agent.log" if pod.backend == "local" else None
         self._log = PodLog(root / "log", stdout=sys.stdout.fileno(), output=output)
+        self._store = BlobStore(root / "blobs")
         contact = ControllerAddress.of_pod(pod, credentials.session)
-        self._transfers = Transfers(store, contact, workload=pod.workload, pod=pod.pod)
+        self._transfers = Transfers(self._store, contact, workload=pod.workload, pod=pod.pod)
         self._session = Session(
             address=contact,
             hello=self._hello,
@@ -180,16 +217,19 @@ class Agent:
             on_abandoned=lambda: self.stop("the folder of its controller is gone", 0.0),
             load=lambda: self._load.report(),
         )
+        self._members = Membership(self._session.send)
+
+    def _make_calls(self) -> None:
+        """The calls, and the results that outlive them."""
+        root, pod_name = self._root, self._pod.pod
         self._results = Results(
             root / "results",
-            pod_name=pod.pod,
+            pod_name=pod_name,
             upload=self._transfers.upload,
             report=self._session.report_call,
         )
-        self._members = Membership(self._session.send)
-        self._peers = Peers(pod.pod, lambda: self._guard.own_token())
         self._calls = Calls(
-            pod_name=pod.pod,
+            pod_name=pod_name,
             results=self._results,
             on_line=self._write_line,
             outcomes=Outcomes(root / "outcomes", time.monotonic),
@@ -202,8 +242,13 @@ class Agent:
             ),
             on_change=self._calls_changed,
         )
+        self._peers = Peers(pod_name, self._guard.own_token, self._calls.references)
+
+    def _make_processes(self, zygote: LaunchedZygote | None) -> None:
+        """The processes of user code, and what watches them."""
+        pod = self._pod
         self._apps = AppHost(
-            root=root,
+            root=self._root,
             pod_name=pod.pod,
             service=pod.workload,
             on_line=self._write_line,
@@ -211,23 +256,24 @@ class Agent:
             on_change=self._session.report_activity,
             on_activity=self._calls_changed,
         )
-        self._metrics = Metrics(root / environment.METRICS)
+        self._metrics = Metrics(self._root / environment.METRICS)
         self._load = LoadReports(
             calls=lambda: self._calls.running + self._apps.requests,
             waiting=lambda: self._calls.not_begun + self._apps.waiting,
             came=lambda: self._calls.total + self._apps.total,
             metrics=self._metrics,
-            usage=Usage(is_container=filesystem.is_container),
+            usage=Usage(is_container=self._filesystem.is_container),
             send=self._session.send,
         )
         self._metrics.on_change = self._load.metrics_changed
-        host = self._workers = WorkerHost(
+        self._workers = WorkerHost(
             pod_name=pod.pod,
             service=pod.workload,
             on_line=self._write_line,
             on_exit=lambda worker, error: self._supervisor.on_exit(worker, error),
             zygote=zygote,
             memory_limit=pod.memory_limit,
+            references=self._calls.references,
         )
         self._limit = None
         if pod.memory_limit is not None:
@@ -235,25 +281,29 @@ class Agent:
                 pod.memory_limit,
                 pod_name=pod.pod,
                 service=pod.workload,
-                processes=lambda: [*host.alive, *self._apps.alive],
+                processes=lambda: [*self._workers.alive, *self._apps.alive],
             )
         self._descriptors = DescriptorWatch(self._give_up)
-        images = Images(
+
+    def _make_supervisor(self) -> None:
+        """What brings the code of a generation to this pod, and has processes run it."""
+        pod = self._pod
+        self._images = Images(
             pod=pod,
-            store=store,
+            store=self._store,
             blobs=self._transfers,
-            filesystem=filesystem,
+            filesystem=self._filesystem,
             session=self._session,
             on_line=self._on_step_line,
         )
-        code = ProjectCode(root, Path(pod.working_dir), store, self._transfers)
+        code = ProjectCode(self._root, Path(pod.working_dir), self._store, self._transfers)
         loader = GenerationLoader(
             pod=pod,
-            environ=environ,
-            host=host,
+            environ=self._environ,
+            host=self._workers,
             apps=self._apps,
             code=code,
-            images=images,
+            images=self._images,
             session=self._session,
             membership=self._members,
             peers=self._peers,
@@ -262,7 +312,7 @@ class Agent:
         )
         # The agent's interpreter, where it is the user's too.
         user_interpreter = None if runtime.is_used() else sys.executable
-        interpreters = Interpreters(pod, environ, user_interpreter)
+        interpreters = Interpreters(pod, self._environ, user_interpreter)
         interpreters.start()
         self._supervisor = Supervisor(
             pod=pod,
@@ -273,19 +323,25 @@ class Agent:
             calls=self._calls,
             session=self._session,
             membership=self._members,
-            filesystem=filesystem,
+            filesystem=self._filesystem,
+            data=DataMounts(pod, self._environ, self._filesystem),
         )
-        audience = tokens.audience(pod.namespace, pod.workload)
-        guard = Guard(credentials, audience=audience, host=pod.host, clock=time.time)
-        self._guard = guard
+
+    def _make_server(self) -> None:
+        """What clients and other pods reach: streams, requests, apps, shells, debuggers."""
+        pod, root, guard = self._pod, self._root, self._guard
         self._streams = Streams(
             incarnation=self._incarnation,
             pod_name=pod.pod,
             calls=self._calls,
             guard=guard,
             allocate=memory.allocate,
+            memory_path=root / "memory" / "socket",
+            memory_share=self._workers.memory_bytes // LIMITS.memory_share_divisor,
         )
-        self._keepalive = KnativeKeepAlive(self._streams.has_unseen_call, guard.own_token, environ)
+        self._keepalive = KnativeKeepAlive(
+            self._streams.has_unseen_call, guard.own_token, self._environ
+        )
         self._app_names = AppNames(pod.namespace, pod.workload)
         self._forwarder = RequestForwarder(
             pod_name=pod.pod,
@@ -302,18 +358,29 @@ class Agent:
             names=self._app_names,
             forwarder=self._forwarder,
         )
+        self._debug_sessions = DebugSessions(
+            pod_name=pod.pod,
+            namespace=pod.namespace,
+            host=self._environ.get("POD_IP", ""),
+            path=environment.debugger_socket(root),
+            guard=guard,
+            workers=lambda: self._workers.alive,
+            on_line=lambda line: self._write_line(line, self._supervisor.generation),
+        )
         app = App(
             pod_name=pod.pod,
             guard=guard,
             calls=self._calls,
             members=self._members,
-            images=images,
+            images=self._images,
             supervisor=self._supervisor,
-            workers=host,
+            workers=self._workers,
             apps=self._apps,
             gate=gate,
             log=self._log,
             forwarder=self._forwarder,
+            debug_sessions=self._debug_sessions,
+            published=Published(root / environment.PUBLICATIONS),
         )
         self._shells = Shells(
             pod_name=pod.pod,
@@ -332,6 +399,8 @@ class Agent:
     def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
         if path == routes.SHELL:
             return self._shells.accept(headers)
+        if path.startswith(f"{routes.DEBUGGER}/"):
+            return self._debug_sessions.accept(path, headers)
         return self._streams.accept(path, headers)
 
     # --------------------------------------------------------------------------------- its life
@@ -359,8 +428,10 @@ class Agent:
         lines = AgentLines(self._log, self._pod.pod, loop)
         logging.getLogger("kubetorch").addHandler(lines)
         self._metrics.open()
+        self._streams.open()
         # The session opens at the same time as the server: the socket listens already.
         session = loop.create_task(self._session.run())
+        await self._debug_sessions.start()
         await self._server.start(sock)
         self._results.recover()
         self._keepalive.start()
@@ -380,6 +451,7 @@ class Agent:
                 self._limit.stop()
             self._load.close()
             self._metrics.close()
+            self._streams.close()
             await cancel_all([session])
             logging.getLogger("kubetorch").removeHandler(lines)
             self._log.close()
@@ -408,12 +480,23 @@ class Agent:
         self._keepalive.close()
         await self._forwarder.close()
         await self._shells.close()
+        await self._debug_sessions.close()
         await self._server.close(TIMING.server_close_seconds)
         await asyncio.gather(
             self._supervisor.close(TIMING.worker_close_seconds),
             self._results.close(TIMING.outcome_upload_close_seconds),
         )
         self._transfers.close()
+
+    @property
+    def gets_signal(self) -> bool:
+        """True if a kubelet sends SIGTERM at once when the pod is deleted.
+
+        On Knative the queue-proxy delays it.
+        """
+        pod = self._pod
+        is_of_kubelet = pod.backend == "kubernetes" and not pod.is_joined
+        return is_of_kubelet and not self._keepalive.is_on_knative
 
     @property
     def _is_behind_service(self) -> bool:
@@ -455,6 +538,7 @@ class Agent:
             protocol=versions.PROTOCOL,
             version=__version__,
             generation=self._supervisor.generation,
+            memory_socket=self._streams.memory_socket,
             python=((spec.runtime.version if spec else None) or sys.version.split()[0])[:100],
         )
 
@@ -462,7 +546,7 @@ class Agent:
         self._calls.request_waits()
         return Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
-            last=max(self._calls.last, self._apps.last, self._shells.last),
+            last=max(self._calls.last, self._apps.last, self._shells.last_end),
             workers=self._supervisor.workers,
             app=self._apps.view if self._supervisor.serves_app else None,
             is_stopping=self._stopped.done(),
@@ -497,6 +581,7 @@ class Agent:
             case Welcome():
                 self._guard.set_key(bytes.fromhex(message.key))
                 self._app_names.controller_names = message.app_hosts
+                self._calls.may_record = message.records
             case RegroupFailed(id=call_id, failure=failure):
                 self._members.forget_request(call_id)
                 self._calls.refuse_waiting(call_id, failure)

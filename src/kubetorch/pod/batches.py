@@ -22,9 +22,10 @@ from typing import Generic, Protocol, TypeVar
 
 from kubetorch.errors import KubetorchError
 from kubetorch.pod.logs import Line
+from kubetorch.pod.payloads import Payload
 from kubetorch.pod.slots import Slots
 from kubetorch.pod.tuning import LIMITS
-from kubetorch.pod.worker_process.worker import CallSink, Payload
+from kubetorch.pod.worker_process.worker import CallSink
 from kubetorch.specs.batching import BatchSpec
 from kubetorch.wire.frames import Chain, Open, Progress
 

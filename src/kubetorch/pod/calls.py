@@ -21,7 +21,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from kubetorch.errors import (
     DataStoreError,
     InstanceReplacedError,
     KubetorchError,
+    OutOfMemoryError,
     PodTerminatedError,
     ProtocolError,
     QueueFullError,
@@ -47,21 +48,23 @@ from kubetorch.errors import (
 from kubetorch.pod.batches import Batch, Member
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
+from kubetorch.pod.memory_references import References, ReferenceUse
+from kubetorch.pod.payloads import Payload, shared
 from kubetorch.pod.rank_calls import RankGroup
-from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.results import Buffer, Outcomes, Results
 from kubetorch.pod.slots import BATCHES, Slots, Start, Ticket
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.pool import WorkerPool
-from kubetorch.pod.worker_process.worker import Payload, Worker, shared
+from kubetorch.pod.worker_process.worker import Worker
 from kubetorch.specs.batching import BatchSpec
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
-from kubetorch.wire import codecs, exceptions, retries
+from kubetorch.wire import call_records, codecs, exceptions, retries
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import KUBETORCH, Chain, Open, Progress, Retry
+from kubetorch.wire.frames import KUBETORCH, OVER, STOPPED, Chain, DebugEvent, Open, Progress, Retry
 from kubetorch.wire.messages import (
     CallProgress,
     CallReport,
@@ -72,6 +75,7 @@ from kubetorch.wire.messages import (
 )
 
 #: Failures of the agent itself that are the answer of a call, which has run.
+_RECORDED = (CallTimeoutError.code, WorkerDiedError.code, OutOfMemoryError.code)
 _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
 
 
@@ -84,9 +88,13 @@ class Caller(Protocol):
 
     Attributes:
         identity: The client, which accepts turns with other clients.
+        takes_files: It passes large values on in memory files.
     """
 
     identity: str
+
+    @property
+    def takes_files(self) -> bool: ...
 
     def on_queued(self) -> None:
         """The call waits, since its process runs as many as it may."""
@@ -124,6 +132,8 @@ class Call:
         self._progress_timer: asyncio.TimerHandle | None = None
         self._progress: Progress | None = None
         self._payload: Payload | None = None
+        # What keeps the values of references among the arguments.
+        self._use: ReferenceUse | None = None
         # How often the call may run again, and the pause until its next attempt.
         retry = request.retry
         self._repeats_left = retry.count if retry is not None and request.detached else 0
@@ -132,6 +142,8 @@ class Call:
         self._has_yielded = False
         # The descriptor of a value that cannot travel, until the error of the call comes.
         self._value_file: int | None = None
+        # True once its value is kept: the call has not failed, and leaves no record.
+        self._has_value_in_file = False
         # Values that the call's generator may still send.
         self._granted = WORKER_LIMITS.first_granted_values
         self.request = request
@@ -162,6 +174,11 @@ class Call:
         self.number: int
         #: Why the call was cancelled; `None` if it was not.
         self.cancelled: str | None = None
+        # The sessions of debuggers that it waits for, and what is left of its time meanwhile.
+        self._debuggers: set[str] = set()
+        self._seconds_left: float | None = None
+        #: True while the arguments are there for a record of the call.
+        self.has_arguments = False
         #: True once the callers have the end of the call.
         self.is_answered = False
         #: True once no part of the call runs any more.
@@ -199,7 +216,24 @@ class Call:
             payload.release()
             return
         self._payload = payload
-        self._calls.dispatch(self)
+        if not self.request.references:
+            self._calls.dispatch(self)
+            return
+        try:
+            self._use = self._calls.references.use(self.request.references)
+        except KubetorchError as error:
+            self.fail(error, started=False)
+        else:
+            self._use.when_present(self._on_references)
+
+    def _on_references(self, error: KubetorchError | None) -> None:
+        """The values of references that it names are there, or do not come."""
+        if self.is_ended:
+            return
+        if error is not None:
+            self.fail(error, started=False)
+        else:
+            self._calls.dispatch(self)
 
     def cancel(self, caller: Caller, reason: str) -> None:
         """Cancel the call for a caller.
@@ -255,6 +289,8 @@ class Call:
     @property
     def waits_for(self) -> str:
         """The call that this call waits for, as its process reported last; empty without any."""
+        if self._debuggers:
+            return "a debugger"
         return self.worker.waits.get(self.number, "") if isinstance(self.worker, Worker) else ""
 
     def revoke(self, reason: str) -> None:
@@ -291,22 +327,26 @@ class Call:
         self._stop_waiting()
         payload = self._payload
         assert payload is not None
-        if self._repeats_left or (in_line and self.request.body.total <= LIMITS.item_ahead_bytes):
+        is_small_item = in_line and self.request.body.total <= LIMITS.item_ahead_bytes
+        if self._repeats_left or is_small_item or self._calls.keep_arguments(self):
             payload = shared(payload)
         else:
             self._payload = None
         if self.queued is not None or self.request.collective or self.request.is_item:
             self.on_begun()
         request = self.request
+        options: dict[str, bool] = {}
         if isinstance(worker, RankGroup):
             request = worker.request_for_node(request, self.process)
+        elif len(self.callers) == 1 and self.callers[0].takes_files:
+            options = {"takes_files": True}
         try:
             if member is not None and not isinstance(worker, RankGroup):
-                self.number = worker.call(member, request, payload, chain, in_batch=True)
+                self.number = worker.call(member, request, payload, chain, in_batch=True, **options)
             elif in_line and isinstance(worker, Worker):
-                self.number = worker.call(self, request, payload, chain, in_line=True)
+                self.number = worker.call(self, request, payload, chain, in_line=True, **options)
             else:
-                self.number = worker.call(self, request, payload, chain)
+                self.number = worker.call(self, request, payload, chain, **options)
         except KubetorchError as error:
             self.fail(error, started=False)
             return
@@ -411,8 +451,28 @@ class Call:
     # ---------------------------------------------------------------------------- from its worker
 
     def on_log(self, line: Line) -> None:  # CallSink's
+        if line.debug is not None:
+            self._on_debugger(line.debug)
         for caller in self.callers:
             caller.on_log(line)
+
+    def _on_debugger(self, event: DebugEvent) -> None:
+        """Let the time of the call stand while a debugger has it."""
+        if event.kind == STOPPED:
+            self._debuggers.add(event.session)
+            if self._timer is not None:
+                now = asyncio.get_running_loop().time()
+                self._seconds_left = max(self._timer.when() - now, 0.0)
+                self._timer.cancel()
+                self._timer = None
+        elif event.kind == OVER:
+            self._debuggers.discard(event.session)
+            seconds, self._seconds_left = self._seconds_left, None
+            if self._debuggers:
+                self._seconds_left = seconds
+            elif seconds is not None and not self.is_ended:
+                self.limit(seconds)
+        self._calls.on_change()
 
     def on_progress(self, report: Progress) -> None:  # CallSink's
         for caller in self.callers:
@@ -458,8 +518,11 @@ class Call:
         generation = self.worker.generation if self.worker is not None else 0
         instance = self._calls.instance
         result = Returned(codec, tuple(sizes), payload.view, streamed, generation, instance)
-        self._end(is_failure=False)
-        self._answer(result, payload)
+        self._end(is_failure=False, is_answered_next=True)
+        try:
+            self._answer(result, payload)
+        finally:
+            self._release_arguments()
 
     def on_kept(self, descriptor: int) -> None:  # CallSink's
         self._value_file = descriptor
@@ -472,11 +535,15 @@ class Call:
                 os.close(value_file)
             else:
                 failure = self._calls.keep_value(self, value_file, failure)
+                self._has_value_in_file = True
         if repeats:
             self._pause()
             return
-        self._end(is_failure=True)
-        self._answer_failure(failure)
+        self._end(is_failure=True, is_answered_next=True)
+        try:
+            self._answer_failure(failure)
+        finally:
+            self._release_arguments()
 
     def on_failing(self, failure: bytes) -> None:  # CallSink's
         if not (self._repeats_left and self._repeats_after(exceptions.parse_json(failure))):
@@ -510,8 +577,11 @@ class Call:
                 self.request = replace(self.request, is_again=True)
             self._pause()
             return
-        self._end(is_failure=True)
-        self._answer(Raised(failure))
+        self._end(is_failure=True, is_answered_next=True)
+        try:
+            self._answer(Raised(failure))
+        finally:
+            self._release_arguments()
 
     # ------------------------------------------------------------------------------ once more
 
@@ -536,6 +606,8 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
         self.worker = self.queued = self.begun = None
+        self._debuggers.clear()
+        self._seconds_left = None
         self._calls.leave_slot(self)
         seconds = retries.pause(self.attempts, retry.backoff, retry.max_backoff)
         self._repeats_left -= 1
@@ -556,8 +628,9 @@ class Call:
             return
         self.is_answered = True
         callers, self.callers = self.callers, []
-        if self.spawned or self.request.idempotency_key is not None:
-            self._calls.keep(self, outcome)
+        record = self._record(b"")
+        if self.spawned or self.request.idempotency_key is not None or record:
+            self._calls.keep(self, outcome, record=record)
         for caller in callers:
             caller.on_result(outcome, payload if len(callers) == 1 else None)
         if payload is not None and not callers:
@@ -568,24 +641,61 @@ class Call:
             return
         self.is_answered = True
         callers, self.callers = self.callers, []
-        retry = self.request.retry
-        if retry is not None and self.request.detached:
+        request = self.request
+        if request.retry is not None and request.detached:
             described = exceptions.parse_json(failure)
             failure = replace_fields(described, repeats=False, attempts=self.attempts).to_json()
-        if self.spawned or self.request.idempotency_key is not None:
+        described = exceptions.parse_json(failure)
+        is_run = outcome is None or described.code in _RECORDED
+        # An error after which the client makes the call again is not its end.
+        is_repeated = not request.detached and self._is_named(described)
+        record = self._record(failure) if is_run and not is_repeated else ()
+        if self.spawned or self.request.idempotency_key is not None or record:
             # A refusal of the agent, and the loss of the worker, are no answers: a second call with
             # the key has to run.
             is_answer = outcome is None or (
                 outcome.failure.started and outcome.failure.code in _ANSWERS
             )
-            raised = Raised(exceptions.parse_json(failure))
-            # Nor is an error after which the client makes the call again.
-            is_repeated = not self.request.detached and self._is_named(raised.failure)
-            self._calls.keep(self, raised, is_answer=is_answer and not is_repeated)
+            raised = Raised(described)
+            self._calls.keep(self, raised, is_answer=is_answer and not is_repeated, record=record)
         for caller in callers:
             caller.on_failure(failure)
 
-    def _end(self, *, is_failure: bool) -> None:
+    def _record(self, failure: bytes) -> Sequence[Buffer]:
+        """The parts of the record of the call, which has ended so; none if it leaves none."""
+        request, payload = self.request, self._payload
+        if self.cancelled is not None or self._has_value_in_file:
+            return ()
+        if not self._calls.leaves_record(self, bool(failure)):
+            return ()
+        omission = ""
+        if payload is None or not self.has_arguments:
+            omission = (
+                f"they had {request.body.total} bytes; at most {LIMITS.recorded_arguments_bytes} "
+                f"of a call are kept, and {LIMITS.recordable_arguments_bytes} of all that run"
+            )
+        return call_records.pack(
+            call_records.Record(
+                request.callable,
+                request.method,
+                request.body.codec,
+                tuple(request.body.sizes),
+                b"" if payload is None or omission else bytes(payload.view),
+                failure,
+                omission,
+            )
+        )
+
+    def _release_arguments(self) -> None:
+        payload, self._payload = self._payload, None
+        if self.has_arguments:
+            self.has_arguments = False
+            self._calls.recordable_bytes -= self.request.body.total
+        if payload is not None:
+            payload.release()
+
+    def _end(self, *, is_failure: bool, is_answered_next: bool = False) -> None:
+        """End the call; one that is answered next needs its arguments for its record."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -593,9 +703,10 @@ class Call:
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-        if self._payload is not None:
-            self._payload.release()
-            self._payload = None
+        if not is_answered_next:
+            self._release_arguments()
+        if self._use is not None:
+            self._use.end()
         self._calls.on_end(self, is_failure=is_failure)
 
 
@@ -622,6 +733,7 @@ class Calls:
     #: Values that could not travel, by the ids of their calls.
     values: Outcomes
     on_change: Callable[[], None]
+    references: References = field(default_factory=References)
 
     def __post_init__(self) -> None:
         self._open: set[Call] = set()
@@ -675,6 +787,11 @@ class Calls:
         self.last = time.time()
         #: Why the pod ends, if its backend has reported it.
         self.ending: Ending | None = None
+        #: False if the controller wants no records; and bytes of the arguments that wait for them.
+        self.may_record = True
+        self.recordable_bytes = 0
+        # When unspawned calls have left records.
+        self._record_times: deque[float] = deque(maxlen=LIMITS.recorded_failures)
         #: Process id of the last worker that ended while it had calls.
         self.lost_with: int | None = None
 
@@ -1307,8 +1424,51 @@ class Calls:
         else:
             self._keep_spawned(request, earlier, now)
 
-    def keep(self, call: Call, outcome: Outcome, *, is_answer: bool = True) -> None:
-        """Keep the outcome of a call for later requests."""
+    def keep_arguments(self, call: Call) -> bool:
+        """True if the arguments of a call are to stay until its end, for its record."""
+        request = call.request
+        if self.spec is None or self.spec.callable.record == "none" or not self.may_record:
+            return False
+        size = request.body.total
+        if (
+            request.part is not None
+            or request.method == CALLABLES
+            or size > LIMITS.recorded_arguments_bytes
+            or self.recordable_bytes + size > LIMITS.recordable_arguments_bytes
+        ):
+            return False
+        if not call.has_arguments:
+            call.has_arguments = True
+            self.recordable_bytes += size
+        return True
+
+    def leaves_record(self, call: Call, is_failure: bool) -> bool:
+        """True if a call that has ended leaves a record; of unspawned ones, so many do."""
+        spec, request = call.spec, call.request
+        modes = ("failed", "all") if is_failure else ("all",)
+        if spec is None or not self.may_record or spec.callable.record not in modes:
+            return False
+        is_ours = request.part is not None or request.method == CALLABLES
+        if is_ours or call.begun is None or not CALL_ID.fullmatch(request.id):
+            return False
+        if not is_failure or call.spawned:
+            return True
+        times, now = self._record_times, time.monotonic()
+        is_full = len(times) == times.maxlen
+        if is_full and now - times[0] < TIMING.recorded_failures_seconds:
+            return False
+        times.append(now)
+        return True
+
+    def keep(
+        self,
+        call: Call,
+        outcome: Outcome,
+        *,
+        is_answer: bool = True,
+        record: Sequence[Buffer] = (),
+    ) -> None:
+        """Keep the outcome of a call for later requests, and the parts of its record."""
         request = call.request
         if request.idempotency_key is not None and is_answer:
             refusal = call.refusal
@@ -1317,7 +1477,9 @@ class Calls:
                 answer = Raised(self.describe(refusal, started=True))
             self.outcomes.put(_key(request), answer)
         for spawned in call.spawned:
-            self._keep_spawned(spawned, outcome, call.opened, call)
+            self._keep_spawned(spawned, outcome, call.opened, call, record)
+        if record and not call.spawned:
+            self._keep_spawned(request, outcome, call.opened, call, record, is_record_alone=True)
 
     def keep_value(self, call: Call, descriptor: int, failure: bytes) -> bytes:
         """Keep a value that cannot travel; returns the failure, which says how to fetch it.
@@ -1355,16 +1517,29 @@ class Calls:
         return outcome
 
     def _keep_spawned(
-        self, request: Open, outcome: Outcome, started: float, call: Call | None = None
+        self,
+        request: Open,
+        outcome: Outcome,
+        started: float,
+        call: Call | None = None,
+        record: Sequence[Buffer] = (),
+        *,
+        is_record_alone: bool = False,
     ) -> None:
-        """Keep the end of a spawned call; `call` is the call that ended now, if one did."""
+        """Keep the end of a spawned call; `call` is the call that ended now, if one did.
+
+        Of a call that was not spawned, the record alone is kept.
+        """
         cancelled = None if call is None else call.cancelled
         state = "succeeded" if isinstance(outcome, Returned) else "failed"
         if state == "failed" and cancelled is not None:
             state = "cancelled"
         report = _report(request, state, started, ended=time.time())
         attempts = 1 if call is None else call.attempts
-        self.results.end(replace(report, attempts=attempts), outcome)
+        worker = None if call is None else call.worker
+        generation = worker.generation if record and worker is not None else 0
+        report = replace(report, attempts=attempts, generation=generation)
+        self.results.end(report, None if is_record_alone else outcome, record)
 
     def report_attempt(self, call: Call) -> None:
         """Report to the controller that a spawned call is about to run again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import hashlib
 import logging
 import math
 import os
@@ -17,6 +17,7 @@ import posixpath
 import pwd
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,13 +30,14 @@ from kubetorch.config.environment import (
     METRICS_PIPE,
     ORIGIN,
     PREFIX_USERNAME,
+    PUBLICATIONS_FOLDER,
     USERNAME,
 )
 from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.pod import rank_environment
 from kubetorch.pod.apps.process import AppRun
-from kubetorch.pod.tuning import TIMING
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs import quantity
@@ -45,7 +47,7 @@ from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
-from kubetorch.wire import messages
+from kubetorch.wire import debugger, messages
 from kubetorch.wire.podenv import BACKEND, HOME, INHERITED, PodEnv
 
 #: Prefix of variables for the agent itself.
@@ -56,6 +58,11 @@ MEMBERS = "members"
 
 #: In the folder of the pod: the named pipe for values of `kt.metric`.
 METRICS = "metrics"
+
+#: In the folder of the pod: the socket that programs dial that stop for a debugger.
+DEBUGGER = "debugger"
+#: In the folder of the pod: what its programs publish of the data store.
+PUBLICATIONS = "publications"
 
 #: In the folder of the pod: values of calls that cannot travel.
 VALUES = "values"
@@ -77,11 +84,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """The interpreter, variables and `sys.path` of a generation's workers, once its image is."""
+    """The interpreter, variables and `sys.path` of the workers of a generation."""
 
     python: str
     env: dict[str, str]
-    path: tuple[str, ...] = ()
+    sys_path: tuple[str, ...] = ()
+
+
+def debugger_socket(root: Path) -> Path:
+    """The path of the socket for debuggers: in the folder of the pod, if that is short enough."""
+    path = root / DEBUGGER
+    if len(os.fsencode(path)) <= LIMITS.socket_path_bytes:
+        return path
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"kt-{os.getuid()}-{name}", DEBUGGER)
 
 
 def container_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -132,10 +148,20 @@ def denials(spec: WorkloadSpec, pod: PodEnv) -> list[str]:
             path = re.sub("^~(?=/|$)", HOME, secret.path or "~")
             needed_paths.append((path, os.R_OK | os.X_OK, "read", f"the secret {secret.name!r}"))
     return [
-        f"user {os.geteuid()}, as whom the pod runs, cannot {verb} {path}, {description}"
+        f"there is no {path}, {description}"
+        if _is_missing(path)
+        else f"user {os.geteuid()}, as whom the pod runs, cannot {verb} {path}, {description}"
         for path, mode, verb, description in needed_paths
         if not os.access(path, mode)
     ]
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        Path(path).stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def program_environ(environ: Mapping[str, str], spec: WorkloadSpec) -> Mapping[str, str]:
@@ -172,6 +198,8 @@ def worker_environ(
         "KT_LOG_LEVEL": dict(compute.env_vars).get("KT_LOG_LEVEL", compute.logging.level),
         MEMBERS_FILE: str(Path(pod.root, MEMBERS)),
         METRICS_PIPE: str(Path(pod.root, METRICS)),
+        debugger.SOCKET: str(debugger_socket(Path(pod.root))),
+        PUBLICATIONS_FOLDER: str(Path(pod.root, PUBLICATIONS)),
         BACKEND: pod.backend,
     }
     if spec.origin is not None:
@@ -182,12 +210,12 @@ def worker_environ(
     if spec.username is not None:
         env.setdefault(USERNAME, spec.username)
         env.setdefault(PREFIX_USERNAME, str(spec.prefix_username).lower())
-    secrets = {name for declared_secret in compute.secrets for name, _ in declared_secret.variables}
-    secret = {name: env[name] for name in secrets if name in env}
+    secret_names = {name for secret in compute.secrets for name, _ in secret.variables}
+    secret_values = {name: env[name] for name in secret_names if name in env}
     image_variables: dict[str, str] = {}
     for step in image:
         image_variables[step.name] = expand(step.value, {**env, **pod_variables, **image_variables})
-    env |= {**pod_variables, **image_variables, **secret}
+    env |= {**pod_variables, **image_variables, **secret_values}
     resolved = _manifest_variables(compute) if compute.manifest is not None else ()
     for name, value in compute.env_vars:
         if (name, value) in resolved and name in environ:
@@ -217,13 +245,13 @@ def process_count(compute: ComputeSpec, pod: PodEnv, environ: Mapping[str, str])
 def _manifest_variables(compute: ComputeSpec) -> list[tuple[str, str]]:
     """The variables of the user's manifest, whose references the pod's starter has replaced."""
     variables: list[tuple[str, str]] = []
-    rest: list[Any] = [thaw(compute.manifest or "{}")]
-    while rest:
-        node = rest.pop()
+    nodes: list[Any] = [thaw(compute.manifest or "{}")]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, list):
-            rest += node
+            nodes += node
         elif isinstance(node, dict):
-            rest += node.values()
+            nodes += node.values()
             if isinstance(node.get("name"), str) and "valueFrom" not in node:
                 variables.append((node["name"], node.get("value") or ""))
     return variables
@@ -264,7 +292,7 @@ def worker_spec(
         generation=generation,
         ref=ref,
         python=prepared.python,
-        sys_path=_unique([*_own_path(spec, pod, code), *prepared.path]),
+        sys_path=_unique([*_own_path(spec, pod, code), *prepared.sys_path]),
         cwd=pod.working_dir,
         env=prepared.env,
         init_args=init_args,
@@ -272,13 +300,13 @@ def worker_spec(
         umask=spec.runtime.umask,
         log_level=level if level in LEVELS else spec.compute.logging.level,
         modules={"__main__": ref.module} if ref.is_script else {},
-        library_path=prepared.path,
+        library_path=prepared.sys_path,
         code=None if code is None else str(code),
         values=str(Path(pod.root, VALUES)),
     )
 
 
-def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
+def before_image_steps(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
     """The interpreter and variables before the steps of the image have run."""
     env = worker_environ(program_environ(environ, spec), pod, spec)
     return Prepared(interpreter(spec), env, spec.runtime.path)
@@ -294,7 +322,7 @@ def shell_environ(
         _unique([programs, *_entries(variables.get("PATH", os.defpath))])
     )
     python_path = _entries(variables.get("PYTHONPATH", ""))
-    path = _unique([*_own_path(spec, pod, code), *python_path, *prepared.path])
+    path = _unique([*_own_path(spec, pod, code), *python_path, *prepared.sys_path])
     variables["PYTHONPATH"] = os.pathsep.join(path)
     variables.setdefault("PYTHONUNBUFFERED", "1")
     return variables
@@ -322,11 +350,9 @@ def app_run(
     env.setdefault(*protocol.BREAKPOINT)
     port, command = app.port, app.command
     if port is not None:
-        if own_port is None:
-            env.setdefault("PORT", str(port))
-        else:
-            port = own_port
-            env["PORT"] = str(port)
+        if own_port is not None or "PORT" not in dict(spec.compute.env_vars):
+            port = own_port or port
+            env["PORT"] = str(port)  # also where the image has another one
         env["KT_APP_PORT"] = str(port)
         command = APP_PORT.sub(str(port), command)
     if app.health_check is not None:
@@ -374,11 +400,15 @@ def _unique(entries: Iterable[str]) -> tuple[str, ...]:
 
 
 #: The oldest Python that workers run on.
-OLDEST = (3, 10)
+OLDEST_PYTHON = (3, 10)
 #: File names of interpreters.
-NAMES = ("python3", "python", *(f"python3.{minor}" for minor in range(16, OLDEST[1] - 1, -1)))
+INTERPRETER_NAMES = (
+    "python3",
+    "python",
+    *(f"python3.{minor}" for minor in range(16, OLDEST_PYTHON[1] - 1, -1)),
+)
 #: Folders of the interpreter in images whose PATH lacks it.
-FOLDERS = ("/usr/local/bin", "/opt/venv/bin", "/opt/conda/bin", "/usr/bin", "/bin")
+INTERPRETER_FOLDERS = ("/usr/local/bin", "/opt/venv/bin", "/opt/conda/bin", "/usr/bin", "/bin")
 
 _PROBE = """
 import json, os, site, sys
@@ -386,6 +416,9 @@ folders = ([site.getusersitepackages()] if site.ENABLE_USER_SITE else []) + site
 found = [sys.executable, list(sys.version_info[:3]), [f for f in folders if os.path.isdir(f)]]
 print("kubetorch " + json.dumps(found))
 """
+
+
+_Report = tuple[str | None, tuple[int, ...], tuple[str, ...]]
 
 
 class Interpreter(msgspec.Struct, frozen=True):
@@ -430,9 +463,9 @@ class Interpreters:
                 package_managers=True,
             )
             return replace(spec, runtime=chosen_runtime)
-        del self._searches[declared_path]  # a command in the running pod may install one
+        self._searches.pop(declared_path, None)  # a command in the running pod may install one
         name = (image.image_id if image is not None else None) or f"of pod {self._pod.pod}"
-        oldest = ".".join(map(str, OLDEST))
+        oldest = ".".join(map(str, OLDEST_PYTHON))
         where = f" at {declared_path}, where it is declared to be" if declared_path else ""
         raise PodContainerError(
             f"the image {name} has no Python {oldest} or newer{where}; found: "
@@ -454,7 +487,7 @@ class Interpreters:
             async with deadlines.timeout(TIMING.interpreter_search_seconds):
                 for path in candidates(declared_path, self._environ, self._agent_python):
                     candidate = await _probe(path, self._environ)
-                    if candidate is not None and candidate.version >= OLDEST:
+                    if candidate is not None and candidate.version >= OLDEST_PYTHON:
                         return candidate
                     problem = (
                         "does not run"
@@ -474,8 +507,8 @@ def candidates(
     if declared_path:
         paths = iter(
             [declared_path]
-            if Path(declared_path).is_file()
-            else [f"{declared_path}/{n}" for n in NAMES]
+            if os.path.isfile(declared_path)  # noqa: PTH113  # it may be in a closed folder
+            else [f"{declared_path}/{n}" for n in INTERPRETER_NAMES]
         )
     else:
         paths = _usual_paths(environ, agent_python)
@@ -498,21 +531,23 @@ def _usual_paths(environ: Mapping[str, str], agent_python: str | None) -> Iterat
     if environ.get("VIRTUAL_ENV"):
         yield f"{environ['VIRTUAL_ENV']}/bin/python"
     folders = [path_entry for path_entry in environ.get("PATH", "").split(os.pathsep) if path_entry]
-    for folder in dict.fromkeys((*folders, *FOLDERS)):
-        for name in NAMES:
+    for folder in dict.fromkeys((*folders, *INTERPRETER_FOLDERS)):
+        for name in INTERPRETER_NAMES:
             yield f"{folder}/{name}"
 
 
 async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
-    """The version and platform that an interpreter reports; `None` if it does not run."""
+    """The version and libraries that an interpreter reports; `None` if it does not run."""
     lines: list[str] = []
     command = (path, "-c", _PROBE)
     with contextlib.suppress(OSError, TimeoutError):
         async with deadlines.timeout(TIMING.interpreter_probe_seconds):
             await process_watch.run(command, environ, folder="/", on_line=lines.append)
     for line in lines:
-        if line.startswith("kubetorch "):
-            executable, version, site = json.loads(line.partition(" ")[2])
-            return Interpreter(executable or path, tuple(version), tuple(site))
+        word, _, report = line.partition(" ")
+        if word == "kubetorch":
+            with contextlib.suppress(msgspec.MsgspecError):  # a program's own line
+                executable, version, site = msgspec.json.decode(report, type=_Report)
+                return Interpreter(executable or path, version, site)
         _log.info("interpreter path=%s says=%s", path, line)
     return None

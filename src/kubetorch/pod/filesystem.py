@@ -34,6 +34,7 @@ class PodFilesystem:
         #: Why pods of this machine can have no paths of their own; `None` if they can.
         self._refusal = refusal
         self._home = Path(pod.controller_file).parent
+        self._data = podenv.own_data(Path(pod.root))
         folder = Path(pod.root) / "view"
         if not self.is_container:
             # The folder of an earlier agent of the pod, whose mounts ended with it.
@@ -102,6 +103,22 @@ class PodFilesystem:
             await asyncio.to_thread(self._view.shield, self._shared, tuple(frozen))
         except OSError as error:
             raise _mount_error(error) from error
+
+    def clear(self, path: str, working_dir: str) -> Path:
+        """Make room at a path of the pod for a link; returns the path of the link."""
+        target = Path(path)
+        if not self.is_container and not target.is_relative_to(working_dir):
+            self._check()
+            return self._view.clear(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target = target.parent.resolve() / target.name
+        if target.is_symlink() and target.readlink().is_relative_to(self._data):
+            target.unlink()  # of an earlier agent of the pod
+        elif target.is_dir() and not target.is_symlink():
+            target.rmdir()
+        elif target.exists() or target.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "it is there and is no folder")
+        return target
 
     @property
     def _shared(self) -> list[str]:

@@ -36,15 +36,15 @@ MARKER = "KT_NODE"
 
 #: Set by KubeRay in the containers of a RayCluster.
 KUBERAY_START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
-#: Where KubeRay's probes ask whether the node has joined the cluster, and the option for its port.
-_HEALTH = "http://127.0.0.1:{port}/api/local_raylet_healthz"
+#: The URL of the KubeRay probe that says whether the node has joined, and the option of its port.
+_HEALTH_URL = "http://127.0.0.1:{port}/api/local_raylet_healthz"
 _HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
 #: Printed by `ray start --block` once the node has started.
 _STARTED = "Ray runtime started"
 #: Printed by `ray start` if a node took more than 30 s, as on a busy machine.
 _STARTS_SLOWLY = "timed out during startup"
-#: Ray refuses a port for its client server where grpcio, which that needs, is not installed.
-_RAY = f"""
+#: The program `ray`, without the port of the client server where that server's grpcio is missing.
+_RAY_PROGRAM = f"""
 import importlib.util, sys
 from ray.scripts.scripts import main
 refused = "--{RAY_HEAD_PORTS[0]}=" if importlib.util.find_spec("grpc") is None else "none"
@@ -54,7 +54,7 @@ main()
 
 #: Printed once Monarch is imported.
 _IMPORTED = "monarch is imported"
-_HOST = f"""
+_MONARCH_PROGRAM = f"""
 import sys
 from monarch.actor import run_worker_loop_forever
 print({_IMPORTED!r}, flush=True)
@@ -75,6 +75,8 @@ class Node:
         self._env = {**env, **node_variables}
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=LIMITS.framework_node_error_lines)
+        # The output of the last attempt that failed, or what the node waits for.
+        self._last_failure = ""
         # A line with this text says that the node has started.
         self._ready_text = ""
         self._pid = 0
@@ -88,9 +90,19 @@ class Node:
     def is_alive(self) -> bool:
         return not self._has_ended
 
+    @property
+    def delay_reason(self) -> str:
+        """Why the node has not started yet."""
+        return self._last_failure or self._output_text or "it printed nothing"
+
+    @property
+    def _output_text(self) -> str:
+        return "\n".join(self._lines)
+
     async def _run(self, *arguments: str, until: str) -> bool:
-        """Run Python until it prints a line with this text; false if it ends before."""
+        """Run Python; returns true once a line with this text is printed, false if Python ends."""
         self._lines.clear()
+        self._pid = 0
         self._ready_text = until
         self._is_ready = self._has_ended = False
         reader, writer = os.pipe()
@@ -134,14 +146,24 @@ class Node:
         await self._kill_rest()
         if self._watch is not None:
             self._watch.close()
+        self._has_ended = True
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _kill_rest(self) -> None:
         """End leftover processes of the node: they may hold ports that the next attempt needs."""
         if self._pid:
-            marker = self._marker
-            for pid in await asyncio.to_thread(processes.kill_session, self._pid, marker=marker):
+            for pid in await asyncio.to_thread(self._kill_members):
                 process_watch.reap(pid)
+
+    def _kill_members(self) -> list[int]:
+        if not self._has_ended or processes.start_time(self._pid) is None:
+            return processes.kill_session(self._pid, marker=self._marker)
+        # Another process has the number of the ended node, so nothing of its session is left.
+        pids = processes.members(-1, marker=self._marker)
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        return pids
 
 
 class RayNode(Node):
@@ -151,68 +173,71 @@ class RayNode(Node):
         node_env = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
         super().__init__(python, node_env, on_line)
 
-    async def start(self, world: World, node: int) -> None:
-        """Start the node with this number of a cluster; other nodes than the head wait for it.
+    async def start(self, world: World, rank: int) -> None:
+        """Start the node of this rank in a cluster; the nodes after the head, rank 0, wait for it.
 
         Workers listen where the system lets them: Ray would choose among 10002 to 19999.
         """
-        is_head, port = node == 0, world.ports[0]
-        host, own_host = ray_host(world.members[0]), ray_host(world.members[node])
-        ports = ray_ports(world, node)
+        is_head, port = rank == 0, world.ports[0]
+        host, own_host = ray_host(world.members[0]), ray_host(world.members[rank])
+        ports = ray_ports(world, rank)
         self._env |= {name: str(ports.pop(name)) for name in RAY_HEAD_VARIABLES if name in ports}
         options = [f"--node-ip-address={own_host}", "--disable-usage-stats", "--block"]
         options += ["--min-worker-port=0", "--max-worker-port=0"]
         options += [f"--{name}={number}" for name, number in ports.items()]
         if is_head:
-            folder = f"--temp-dir={self._folder}"
-            options += ["--head", f"--port={port}", "--include-dashboard=false", folder]
+            temp_dir_option = f"--temp-dir={self._folder}"
+            options += ["--head", f"--port={port}", "--include-dashboard=false", temp_dir_option]
         else:
             options += [f"--address={host}:{port}"]
-        while not await self._run(_RAY, "start", *options, until=_STARTED):
+        while not await self._run(_RAY_PROGRAM, "start", *options, until=_STARTED):
             if any("No module named 'ray'" in line for line in self._lines):
                 raise ResourceNotAvailableError(
                     f"{self._python} has no Ray, which a service that is distributed as ray needs",
                     hint='kt.Image().pip_install(["ray[default]"]) installs it',
                 )
-            text = "\n".join(self._lines)
+            text = self._output_text
             if is_head and _STARTS_SLOWLY not in text:
                 raise StartupError(f"the head of the Ray cluster did not start:\n{text}")
+            self._last_failure = text
             await self._kill_rest()
             await asyncio.sleep(TIMING.ray_retry_delay_seconds)
 
 
-def ray_ports(world: World, node: int) -> dict[str, int]:
+def ray_ports(world: World, rank: int) -> dict[str, int]:
     """The ports of a node of Ray, by option or variable, without the port of the cluster's head.
 
     Empty where the world has no further ports: pods with a network of their own use Ray's ports.
     """
     head_names = (*RAY_HEAD_PORTS, *RAY_HEAD_VARIABLES)
     further_ports = world.ports[1:]
-    begin = len(head_names) + node * len(RAY_NODE_PORTS)
+    begin = len(head_names) + rank * len(RAY_NODE_PORTS)
     node_ports = dict(zip(RAY_NODE_PORTS, further_ports[begin:], strict=False))
     return (
-        dict(zip(head_names, further_ports, strict=False)) | node_ports if node == 0 else node_ports
+        dict(zip(head_names, further_ports, strict=False)) | node_ports if rank == 0 else node_ports
     )
 
 
 class MonarchNode(Node):
     """A host of Monarch, as the processes below its worker loop."""
 
-    async def start(self, addresses: Sequence[str], node: int) -> None:
-        """Start the host with this number; on the first pod, wait for those of the other pods."""
-        address = addresses[node]
-        if not await self._run(_HOST, address, until=_IMPORTED):
-            last_line = self._lines[-1] if self._lines else "it says nothing"
+    async def start(self, addresses: Sequence[str], rank: int) -> None:
+        """Start the host of this rank; rank 0 waits for the hosts of the other pods too."""
+        address = addresses[rank]
+        if not await self._run(_MONARCH_PROGRAM, address, until=_IMPORTED):
+            last_line = self._lines[-1] if self._lines else "it printed nothing"
             raise ResourceNotAvailableError(
                 f"{self._python} cannot import Monarch, which a service that is distributed as "
                 f"monarch needs: {last_line}",
                 hint='kt.Image().pip_install(["torchmonarch"]) installs it, for Linux on x86_64',
             )
-        for awaited in [address, *(addresses if node == 0 else ())]:
+        for awaited in [address, *(addresses if rank == 0 else ())]:
+            self._last_failure = f"the Monarch host at {awaited} does not answer"
             while not await _listens(awaited):
                 if self._has_ended:
-                    text = "\n".join(self._lines)
-                    raise StartupError(f"the Monarch host at {address} did not start:\n{text}")
+                    raise StartupError(
+                        f"the Monarch host at {address} did not start:\n{self._output_text}"
+                    )
                 await asyncio.sleep(TIMING.monarch_retry_delay_seconds)
 
 
@@ -238,29 +263,31 @@ def lacks_ray(environ: Mapping[str, str]) -> bool:
 async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
     """Wait until the node that KubeRay has started is part of the cluster."""
     port_option = _HEALTH_PORT.search(environ[KUBERAY_START_COMMAND])
-    url = _HEALTH.format(port=port_option[1] if port_option else 52365)
-    health, seconds = "nothing", TIMING.ray_health_seconds
+    url = _HEALTH_URL.format(port=port_option[1] if port_option else 52365)
+    health, ask_seconds = "", TIMING.ray_health_seconds
     try:
         async with deadlines.timeout(timeout):
             while True:
                 with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
                     async with async_http.fetch(
-                        "GET", url, {}, connect_timeout=seconds, timeout=seconds
+                        "GET", url, {}, connect_timeout=ask_seconds, timeout=ask_seconds
                     ) as answer:
-                        text = await answer.read(LIMITS.ray_health_answer_bytes, timeout=seconds)
-                        health = text.decode()
+                        text = await answer.read(
+                            LIMITS.ray_health_answer_bytes, timeout=ask_seconds
+                        )
+                        health = text.decode(errors="replace")
                 if health == "success":
                     return
                 await asyncio.sleep(TIMING.ray_retry_delay_seconds)
     except (TimeoutError, asyncio.TimeoutError):
         raise StartupError(
-            f"Ray of this pod is not part of the cluster after {timeout:.0f} s: "
-            f"{url} says {health}",
+            f"Ray of this pod did not join the cluster within {timeout:.0f} s: "
+            f"the last answer of {url} was {health!r}",
             hint="kt logs shows what `ray start` printed",
         ) from None
 
 
-def job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+def ray_job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """The variable by which processes of a Ray that an operator started find the user's code.
 
     Those processes started before the code came; `ray.init` sends them the value of this variable.

@@ -30,6 +30,7 @@ import msgspec
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
+from kubetorch.wire.frames import DebugEvent
 
 # Writer, call, source. Bytes without a record have the writer 0.
 _Key = tuple[int, int, int]
@@ -54,6 +55,7 @@ class Line(NamedTuple):
     rank: int | None = None
     #: Another pod, of a distributed call; else this one.
     pod: str | None = None
+    debug: DebugEvent | None = None
 
 
 class _Unfinished:

@@ -5,8 +5,8 @@
 
 Each sibling has one stream, opened by the first call: many calls share it. The stream is the
 client's end of `kubetorch.wire.frames`, with this agent's own token. When its connection breaks, it
-connects again, and both ends resend frames that the other has not received. If the sibling's
-process is another one by then, or has given the stream up, the calls on the stream are lost.
+connects again, and both ends resend frames that the other has not received. If another process of
+the sibling answers, or one that has given the stream up, the calls on the stream are lost.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ from kubetorch.errors import (
     ProtocolError,
 )
 from kubetorch.lib import backoff, memory, websocket, websocket_protocol
+from kubetorch.lib.memory_files import MemoryFile
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.lib.websocket_protocol import UpgradeRefusedError, WebSocketError
 from kubetorch.pod.logs import Line
+from kubetorch.pod.memory_references import Reference, References
+from kubetorch.pod.payloads import OwnedPayload, Payload
 from kubetorch.pod.tuning import LIMITS, TIMING
-from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import CallSink
 from kubetorch.wire import codecs, frames, routes, versions
 from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox
 from kubetorch.wire.messages import Member
+from kubetorch.wire.references import VALUES
 
 _CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
 
@@ -55,17 +59,19 @@ class PeerCall:
         self._stream = stream
         self.number = number
         self.sink = sink
-        self._allowance = LIMITS.peer_rounds_ahead
-        # Bytes of rounds that are credited once the caller has taken earlier ones.
-        self._withheld: deque[int] = deque()
-        self._lines = 0
-        # Arguments that are still to be sent, and the bytes that the sibling has room for.
+        self._allowed_rounds = LIMITS.peer_rounds_ahead
+        # By round: bytes that are credited once the caller has taken earlier rounds.
+        self._withheld_credits: deque[int] = deque()
+        self._line_bytes = 0
+        # Arguments that are still to be sent, and the bytes of them that the sibling has room for.
         self._arguments: memoryview | None = None
-        self._room = wire_tuning.LIMITS.window_bytes
+        self._argument_room = wire_tuning.LIMITS.window_bytes
         # A value that comes in, and its bytes so far.
-        self._value: tuple[int, Any, Payload] | None = None
-        self._filled = 0
+        self._incoming: tuple[int, Any, Payload] | None = None
+        self._incoming_bytes = 0
         self.is_over = False
+        #: Identities of the references that its arguments name.
+        self.references: tuple[str, ...] = ()
 
     @property
     def is_connected(self) -> bool:
@@ -80,10 +86,10 @@ class PeerCall:
     def grant(self, count: int) -> None:
         """Let the sibling send as many more rounds: the caller has read so many."""
         for _ in range(count):
-            if self._withheld:
-                self._credit(self._withheld.popleft())
+            if self._withheld_credits:
+                self._credit(self._withheld_credits.popleft())
             else:
-                self._allowance += 1
+                self._allowed_rounds += 1
 
     def _credit(self, size: int) -> None:
         if size and not self.is_over:
@@ -102,16 +108,16 @@ class PeerCall:
             self.send_arguments()
 
     def on_credit(self, size: int) -> None:
-        self._room += size
+        self._argument_room += size
         self.send_arguments()
 
     def send_arguments(self) -> None:
         """Send as much of the arguments as the sibling has room for."""
         while self._arguments is not None and self._stream.can_send:
             piece = self._arguments[:_CHUNK_BYTES]
-            if self._room < len(piece):
+            if self._argument_room < len(piece):
                 return
-            self._room -= len(piece)
+            self._argument_room -= len(piece)
             rest = self._arguments[len(piece) :]
             self._arguments = rest if len(rest) else None
             self._stream.send(frames.pack_header(Kind.DATA, self.number), piece)
@@ -119,14 +125,14 @@ class PeerCall:
     # ---------------------------------------------------------------------------------- frames
 
     def on_log(self, log: Log, size: int) -> None:
-        self._lines += size
-        if self._lines >= _LINE_CREDIT_BYTES:
-            lines, self._lines = self._lines, 0
-            self._credit(lines)
-        line = Line(log.text, log.source, log.level, log.time, None, log.rank, log.pod)
+        self._line_bytes += size
+        if self._line_bytes >= _LINE_CREDIT_BYTES:
+            size, self._line_bytes = self._line_bytes, 0
+            self._credit(size)
+        line = Line(log.text, log.source, log.level, log.time, None, log.rank, log.pod, log.debug)
         self.sink.on_log(line)
 
-    def on_news(self, kind: int, meta: Any) -> None:  # noqa: ANN401  # by kind
+    def on_state(self, kind: int, meta: Any) -> None:  # noqa: ANN401  # by kind
         if kind == Kind.PROGRESS:
             self.sink.on_progress(meta)
         elif kind == Kind.QUEUED:
@@ -139,38 +145,38 @@ class PeerCall:
         sizes, total = meta.body.sizes, meta.body.total
         is_whole = total <= _CHUNK_BYTES
         if min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != total:
-            raise ProtocolError(f"call {self.number} gets {total} bytes in other segments")
+            raise ProtocolError(f"call {self.number} gets {total} bytes in segments of {sizes}")
         if len(payload) != (total if is_whole else 0):
             raise ProtocolError(f"call {self.number} gets {len(payload)} bytes of {total} at once")
         if kind == Kind.RESULT:
             if not is_whole:  # else nothing follows that needs room
                 self._credit(total)
-        elif self._allowance:
-            self._allowance -= 1
+        elif self._allowed_rounds:
+            self._allowed_rounds -= 1
             self._credit(total)
         else:
-            self._withheld.append(total)
+            self._withheld_credits.append(total)
         if is_whole:
             self._deliver(kind, meta, OwnedPayload(bytes(payload)))
             return
-        self._value, self._filled = (kind, meta, _memory(total)), 0
+        self._incoming, self._incoming_bytes = (kind, meta, _memory(total)), 0
 
     def next_memory(self, size: int) -> memoryview | None:
         """The memory for the next bytes of a value; `None` if no value is coming in."""
-        if self._value is None:
+        if self._incoming is None:
             return None
-        view = self._value[2].view[self._filled : self._filled + size]
+        view = self._incoming[2].view[self._incoming_bytes : self._incoming_bytes + size]
         if len(view) != size or not size:
-            raise ProtocolError(f"call {self.number} gets more than its value has")
+            raise ProtocolError(f"call {self.number} gets more bytes than its value has")
         return view
 
     def on_filled(self, size: int) -> None:
-        if self._value is None:
+        if self._incoming is None:
             return
-        self._filled += size
-        kind, meta, payload = self._value
-        if self._filled == meta.body.total:
-            self._value = None
+        self._incoming_bytes += size
+        kind, meta, payload = self._incoming
+        if self._incoming_bytes == meta.body.total:
+            self._incoming = None
             self._deliver(kind, meta, payload)
 
     def _deliver(self, kind: int, meta: Any, payload: Payload) -> None:  # noqa: ANN401  # by kind
@@ -181,6 +187,7 @@ class PeerCall:
             self.sink.on_result(body.codec, body.sizes, payload, streamed=meta.streamed)
 
     def on_error(self, failure: bytes) -> None:
+        self._stream.forget_sent(self.references)
         if self._stream.forget(self):
             self.sink.on_error(failure)
 
@@ -188,12 +195,26 @@ class PeerCall:
         if self._stream.forget(self):
             self.sink.on_lost(error)
 
-    def drop(self) -> None:
+    def release(self) -> None:
         self.is_over = True
         self._arguments = None
-        if self._value is not None:
-            self._value[2].release()
-            self._value = None
+        if self._incoming is not None:
+            self._incoming[2].release()
+            self._incoming = None
+
+
+class PeerReference(PeerCall):
+    """The value of a reference, on its way to a sibling; calls that name it report its failure."""
+
+    def on_value(self, kind: int, meta: Any, payload: memoryview) -> None:  # noqa: ANN401  # by kind
+        self._stream.forget(self)
+
+    def on_error(self, failure: bytes) -> None:
+        self._stream.forget_sent(self.references)
+        self._stream.forget(self)
+
+    def lose(self, error: KubetorchError) -> None:
+        self._stream.forget(self)
 
 
 def _memory(size: int) -> Payload:
@@ -213,9 +234,16 @@ class PeerStream(Endpoint):
     """The stream to one process of a sibling's agent, over all its connections."""
 
     def __init__(
-        self, member: Member, token: Callable[[], str | None], on_over: Callable[[PeerStream], None]
+        self,
+        member: Member,
+        token: Callable[[], str | None],
+        on_over: Callable[[PeerStream], None],
+        references: References,
     ) -> None:
         self.member = member
+        self._references = references
+        # Identities of the references whose values were sent on this stream.
+        self._sent: set[str] = set()
         self._token = token
         self._on_over = on_over
         self._client = os.urandom(16).hex()
@@ -245,9 +273,39 @@ class PeerStream(Endpoint):
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+        for reference in self._references.present(request.references):
+            if reference.identity not in self._sent:
+                self._send_reference(reference, sink)
+        call.references = request.references
         self._calls[call.number] = call
         call.begin(request, arguments)
         return call
+
+    def _send_reference(self, reference: Reference, sink: CallSink) -> None:
+        """Send a value ahead of the first call that names its reference."""
+        memory_of_value = reference.memory
+        if memory_of_value is None:
+            return
+        self._sent.add(reference.identity)
+        put = PeerReference(self, next(self._numbers), sink)
+        put.references = (reference.identity,)
+        self._calls[put.number] = put
+        body = frames.Body(VALUES, reference.sizes, reference.size)
+        request = Open(new_call_id(), "", body, reference=reference.identity)
+        if isinstance(memory_of_value, MemoryFile):
+            put.begin(request, memory_of_value.view)
+        else:
+            put.begin(request, memoryview(memory_of_value))
+
+    def forget_sent(self, identities: Sequence[str]) -> None:
+        """Send these values again with the next call that names them: the sibling may lack them."""
+        self._sent.difference_update(identities)
+
+    def drop_reference(self, reference: Reference) -> None:
+        if reference.identity in self._sent:
+            self._sent.discard(reference.identity)
+            meta = frames.Release((reference.identity,))
+            self.send(frames.encode(Kind.RELEASE, 0, meta))
 
     def send(self, *parts: Buffer) -> None:
         """Send one counted frame, now or when there is a connection."""
@@ -261,7 +319,7 @@ class PeerStream(Endpoint):
         """Forget a call that ends; false if it had ended before."""
         if self._calls.pop(call.number, None) is None:
             return False
-        call.drop()
+        call.release()
         if not self._calls and not self._is_over:
             self._idle = asyncio.get_running_loop().call_later(TIMING.peer_idle_seconds, self.close)
         return True
@@ -302,19 +360,16 @@ class PeerStream(Endpoint):
             try:
                 await self._try_once()
                 return
-            except (
-                UpgradeRefusedError,
-                WebSocketError,
-                OSError,
-                asyncio.TimeoutError,
-            ) as attempt_error:
+            except Exception as attempt_error:  # noqa: BLE001  # else its calls would wait for ever
                 error = attempt_error
             if loop.time() + delay > deadline:
                 break
             await asyncio.sleep(delay)
         _log.warning("sibling not reached pod=%s error=%s", self.member.pod, error)
         self._connecting = None
-        self.end(AgentDiedError(self.member.pod, "AgentDied"))
+        cause = str(error) or type(error).__name__
+        reason = "AgentDied" if self._incarnation else f"unreachable from this pod: {cause}"
+        self.end(AgentDiedError(self.member.pod, reason))
 
     async def _try_once(self) -> None:
         headers = {
@@ -426,7 +481,7 @@ class PeerStream(Endpoint):
         elif kind == Kind.CREDIT:
             call.on_credit(content.bytes)
         else:
-            call.on_news(kind, content)
+            call.on_state(kind, content)
 
 
 class _SiblingLostError(Exception):
@@ -440,9 +495,16 @@ class _SiblingLostError(Exception):
 class Peers:
     """The streams of one agent to its siblings."""
 
-    def __init__(self, pod_name: str, token: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        pod_name: str,
+        token: Callable[[], str | None],
+        references: References | None = None,
+    ) -> None:
         self.pod_name = pod_name
         self._token = token
+        self._references = references or References()
+        self._references.on_drop.append(self._drop_reference)
         self._streams: dict[tuple[str, str], PeerStream] = {}
 
     def call(
@@ -450,12 +512,21 @@ class Peers:
     ) -> PeerCall:
         key = (member.pod, member.incarnation)
         stream = self._streams.get(key)
-        if stream is None or stream.member.url != member.url:
-            stream = self._streams[key] = PeerStream(member, self._token, self._forget)
+        if stream is not None and stream.member.url != member.url:
+            stream.end(CallLostError(f"pod {member.pod} has the new address {member.url}"))
+            stream = None
+        if stream is None:
+            stream = self._streams[key] = PeerStream(
+                member, self._token, self._remove, self._references
+            )
         return stream.call(request, arguments, sink)
 
+    def _drop_reference(self, reference: Reference) -> None:
+        for stream in self._streams.values():
+            stream.drop_reference(reference)
+
     def drop(self, member: Member, reason: str) -> None:
-        """A sibling is gone: the calls on it are lost."""
+        """Lose the calls on a sibling that is gone."""
         stream = self._streams.get((member.pod, member.incarnation))
         if stream is not None:
             stream.end(AgentDiedError(member.pod, reason))
@@ -464,7 +535,7 @@ class Peers:
         for stream in list(self._streams.values()):
             stream.close()
 
-    def _forget(self, stream: PeerStream) -> None:
+    def _remove(self, stream: PeerStream) -> None:
         key = (stream.member.pod, stream.member.incarnation)
         if self._streams.get(key) is stream:
             del self._streams[key]

@@ -43,17 +43,20 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import deadlines, memory
 from kubetorch.lib.memory import Memory
+from kubetorch.lib.memory_files import MemoryFile
 from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import Membership
+from kubetorch.pod.payloads import OwnedPayload, Payload, shared
 from kubetorch.pod.peers import PeerCall, Peers, fan_out
 from kubetorch.pod.rank_environment import rank_of
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
-from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload, Worker, shared
+from kubetorch.pod.worker_process.worker import CallSink, Worker
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
+from kubetorch.wire.debugger import Debugging
 from kubetorch.wire.frames import KUBETORCH, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
@@ -454,7 +457,8 @@ class Run:
                 _share(payload, len(workers)), workers, itertools.count(first), strict=False
             ):
                 local = LocalPart(self, rank, worker)
-                local.number = worker.call(local, self.request, worker_payload, self.request.chain)
+                request = self._debugged(self.request, is_last=worker is workers[-1])
+                local.number = worker.call(local, request, worker_payload, request.chain)
                 self._add(local)
         # Last: a call that a worker refuses must not run on other pods.
         for nodes in group.children(self.nodes):
@@ -463,6 +467,15 @@ class Run:
             part.begin(payload)
         if not self._parts:
             raise group.membership_error()
+
+    def _debugged(self, request: Open, *, is_last: bool) -> Open:
+        """The request for a local process: the last one of the first node stops for `debug=`."""
+        debug = request.debug
+        if debug is None or not debug.stops:
+            return request
+        first = self.nodes[0] if debug.node is None else debug.node
+        stops = is_last and first == self.group.node
+        return structs.replace(request, debug=debug._replace(stops=stops))
 
     def _add(self, part: RankPart) -> None:
         self._parts.append(part)
@@ -827,8 +840,17 @@ class PeerPart(RankPart):
             timeout=None,
             instance=None,
             queue_news=self._needs_slots,
+            debug=self._debug_of_part,
         )
         self._call = run.group.peers.call(self._member, request, payload.view, self)
+
+    @property
+    def _debug_of_part(self) -> Debugging | None:
+        """The debugger of the call, which names the node that stops."""
+        debug = self.run.request.debug
+        if debug is None or debug.node is not None or self._needs_slots:
+            return debug
+        return debug._replace(node=self.run.nodes[0])
 
     def cancel(self, reason: str, *, timed_out: bool) -> None:
         if self._call is not None:
@@ -1017,7 +1039,7 @@ def _share(payload: Payload, count: int) -> list[Payload]:
     """The arguments for so many workers of a pod: large ones lie in memory once."""
     view = payload.view
     if count > 1 and len(view) > WORKER_LIMITS.inline_bytes:
-        stored = payload if isinstance(payload, Memory) else None
+        stored = payload if isinstance(payload, (Memory, MemoryFile)) else None
         if stored is None:
             with contextlib.suppress(OSError, MemoryError):
                 stored = memory.allocate(len(view))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import mmap
 import os
@@ -317,18 +318,29 @@ class _CallList:
 
 
 class _Ended:
-    """A spawned call that has ended, and whose outcome the controller does not have yet."""
+    """A call that has ended, and whose outcome or record the controller does not have yet."""
 
     def __init__(
-        self, report: CallReport, outcome: Outcome | None, file_range: FileRange | None
+        self,
+        report: CallReport,
+        outcome: Outcome | None,
+        file_range: FileRange | None,
+        record: Sequence[Buffer] = (),
     ) -> None:
         self.report = report
+        #: The parts of the record of the call, which is in memory alone.
+        self.record = record
         #: In memory until it is on disk; a small outcome until the controller has it.
         self.outcome = outcome
         self.file_range = file_range
         self.size = sum(map(len, packed(outcome))) if outcome is not None else 0
         if file_range is not None:
             self.size = file_range.length
+
+    @property
+    def has_outcome(self) -> bool:
+        """False for a call that was not spawned, which leaves its record alone."""
+        return self.outcome is not None or self.file_range is not None
 
     def pieces(self) -> Iterator[bytes]:
         """The packed outcome, piece by piece."""
@@ -363,6 +375,8 @@ class Results:
         self._waiting: dict[str, _Ended] = {}
         # Bytes of the outcomes that wait.
         self._size = 0
+        #: Bytes of the records that wait.
+        self.record_bytes = 0
         self._unstored: list[_Ended] = []
         self._storing: asyncio.Task[None] | None = None
         self._delivery: asyncio.Task[None] | None = None
@@ -404,10 +418,24 @@ class Results:
     def progress(self, report: CallReport) -> None:
         self.report(report)
 
-    def end(self, report: CallReport, outcome: Outcome) -> None:
-        """Record the end of a spawned call; `report` does not name the outcome yet."""
-        ended = _Ended(report, outcome, None)
+    def end(
+        self, report: CallReport, outcome: Outcome | None, record: Sequence[Buffer] = ()
+    ) -> None:
+        """Record the end of a call; `report` does not name the outcome yet.
+
+        `record` are the parts of the record of the call. A call that was not spawned has a record
+        and no outcome.
+        """
+        record_bytes = sum(map(len, record))
+        if self.record_bytes + record_bytes > LIMITS.waiting_records_bytes:
+            record, record_bytes = (), 0
+        if outcome is None and not record:
+            return
+        self.record_bytes += record_bytes
+        ended = _Ended(report, outcome, None, record)
         self._wait(ended)
+        if outcome is None:
+            return
         self._unstored.append(ended)
         if self._storing is None or self._storing.done():
             self._storing = asyncio.get_running_loop().create_task(self._store())
@@ -415,8 +443,10 @@ class Results:
     def find(self, call_id: str) -> Outcome | None:
         """The outcome of a spawned call, until the controller has it."""
         ended = self._waiting.get(call_id)
-        if ended is None or ended.outcome is not None:
-            return None if ended is None else ended.outcome
+        if ended is None or not ended.has_outcome:
+            return None
+        if ended.outcome is not None:
+            return ended.outcome
         try:
             assert ended.file_range is not None
             return ended.file_range.outcome()
@@ -439,10 +469,11 @@ class Results:
     def _wait(self, ended: _Ended) -> None:
         self._waiting[ended.report.id] = ended
         self._size += ended.size
-        while len(self._waiting) > 1 and self._size > self.waiting_bytes:
-            oldest = min(
-                self._waiting.values(), key=lambda waiting_end: waiting_end.report.ended or 0.0
-            )
+        while self._size > self.waiting_bytes:
+            outcomes = [waiting for waiting in self._waiting.values() if waiting.has_outcome]
+            if len(outcomes) == 1:
+                break
+            oldest = min(outcomes, key=lambda waiting: waiting.report.ended or 0.0)
             self._report_end(oldest, oldest.report)
         if self._delivery is None or self._delivery.done():
             self._delivery = asyncio.get_running_loop().create_task(self._deliver())
@@ -494,7 +525,10 @@ class Results:
             batch = self._next_batch(most)
             try:
                 with self._files.holding(ended.file_range for ended in batch):
-                    digests = await self.upload([ended.pieces for ended in batch])
+                    results = [ended for ended in batch if ended.has_outcome]
+                    recorded = [ended for ended in batch if ended.record]
+                    records = [functools.partial(map, bytes, ended.record) for ended in recorded]
+                    digests = await self.upload([*(ended.pieces for ended in results), *records])
             except (KubetorchError, OSError) as error:
                 _log.warning("upload failed calls=%s error=%s", len(batch), error)
                 for ended in batch:
@@ -505,8 +539,16 @@ class Results:
                 most = 1  # perhaps a single outcome cannot be uploaded
                 continue
             most, delays = LIMITS.outcome_batch_calls, backoff.exponential(first=first, limit=limit)
-            for ended, digest in zip(batch, digests, strict=True):
-                report = replace(ended.report, result=digest, result_bytes=ended.size)
+            result_digests = dict(zip(results, digests, strict=False))
+            record_digests = dict(zip(recorded, digests[len(results) :], strict=True))
+            for ended in batch:
+                report = replace(
+                    ended.report,
+                    result=result_digests.get(ended),
+                    result_bytes=ended.size,
+                    record=record_digests.get(ended),
+                    record_bytes=sum(map(len, ended.record)),
+                )
                 self._report_end(ended, report)
                 await asyncio.sleep(0)  # calls come first
 
@@ -534,5 +576,6 @@ class Results:
         ended = self._waiting.pop(call_id, None)
         if ended is not None:
             self._size -= ended.size
+            self.record_bytes -= sum(map(len, ended.record))
             if ended.file_range is not None:
                 self._files.release(ended.file_range)

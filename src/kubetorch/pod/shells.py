@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import signal
@@ -15,13 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
-from kubetorch.lib import process_watch, processes, websocket_protocol
+from kubetorch.lib import deadlines, process_watch, processes, websocket_protocol
 from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.apps.process import exit_code
 from kubetorch.pod.http.auth import Guard, refused
-from kubetorch.pod.tuning import LIMITS
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.wire import messages, routes, tokens
 from kubetorch.wire.pod_commands import (
@@ -36,7 +37,9 @@ from kubetorch.wire.pod_commands import (
 
 _PIECE_BYTES = 64 * 1024
 
-#: Makes the terminal of `$1` that of the session, and runs the command that follows.
+_log = logging.getLogger(__name__)
+
+#: In the folder `$0`: makes the terminal `$1` that of the session, and runs the command after it.
 _ON_TERMINAL = 'cd -- "$0" && exec <"$1" >"$1" 2>&1 && shift && exec "$@"'
 _ON_PIPES = 'cd -- "$0" && exec "$@"'
 
@@ -54,7 +57,8 @@ class Shells:
     def __post_init__(self) -> None:
         self._shells: set[Shell] = set()
         #: When the last shell ended (`time.time`).
-        self.last = 0.0
+        self.last_end = 0.0
+        self._is_closing = False
 
     @property
     def running(self) -> int:
@@ -66,8 +70,13 @@ class Shells:
             self.guard.check_origin(headers.get("host"), headers.get("origin"))
             self.guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.EXEC)
             folder, env = self.shell_environment()
+            if self._is_closing:
+                raise CallRefusedError(f"pod {self.pod_name} is about to end: it opens no shells")
             if len(self._shells) >= LIMITS.shells:
-                raise CallRefusedError(f"pod {self.pod_name} has {LIMITS.shells} shells")
+                raise CallRefusedError(
+                    f"pod {self.pod_name} already runs {LIMITS.shells} shells, the most at a time",
+                    hint="end one of them",
+                )
         except KubetorchError as error:
             raise refused(error, self.pod_name) from error
         shell = Shell(folder, env, self._on_over)
@@ -76,11 +85,12 @@ class Shells:
         return shell
 
     async def close(self) -> None:
+        self._is_closing = True
         await asyncio.gather(*(shell.kill() for shell in list(self._shells)))
 
     def _on_over(self, shell: Shell) -> None:
         self._shells.discard(shell)
-        self.last = time.time()
+        self.last_end = time.time()
         self.on_change()
 
 
@@ -95,31 +105,40 @@ class Shell(Endpoint):
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
-        self._marker = f"{MARKER}={secrets.token_hex(8)}"
+        # In the environment of all processes of the shell.
+        self._marker = secrets.token_hex(8)
         self._pid = 0
         self._terminal = -1
         self._input = -1
-        self._waiting = bytearray()
+        self._pending_input = bytearray()
+        self._has_unfinished_line = False
         self._is_input_over = False
         # Descriptors that are read, and the byte that their messages begin with.
         self._outputs: dict[int, bytes] = {}
         self._exiting: asyncio.Task[None] | None = None
+        self._has_ended = asyncio.Event()
         self._close_timer: asyncio.TimerHandle | None = None
 
     # --------------------------------------------------------------------------- the connection
 
     def on_open(self, connection: Connection) -> None:  # Endpoint's
         self._connection = connection
+        seconds = TIMING.shell_open_seconds
+        reason = f"no ShellOpen came within {seconds:.0f} s"
+        self._close_timer = self._loop.call_later(seconds, self._break, reason)
 
     def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
-        if opcode == websocket_protocol.BINARY:
-            self._feed(payload)
-            return
         try:
-            self._on_client_message(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
+            if opcode == websocket_protocol.BINARY:
+                self._feed(payload)
+            else:
+                self._on_client_message(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
         except (ProtocolError, OSError) as error:
-            if self._connection is not None:
-                self._connection.close(websocket_protocol.PROTOCOL_ERROR, str(error))
+            self._break(str(error))
+
+    def _break(self, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.close(websocket_protocol.PROTOCOL_ERROR, reason, is_peer_first=True)
 
     def on_writable(self) -> None:  # Endpoint's
         for descriptor in self._outputs:
@@ -130,10 +149,9 @@ class Shell(Endpoint):
         if self._close_timer is not None:
             self._close_timer.cancel()
         if self._pid:
-            self._signal(signal.SIGHUP)
-            self._signal(signal.SIGKILL)
+            self._kill_group()
         else:
-            self._on_over(self)
+            self._end()
 
     def _on_client_message(self, message: FromClient) -> None:
         if isinstance(message, ShellOpen):
@@ -148,33 +166,47 @@ class Shell(Endpoint):
     # -------------------------------------------------------------------------------- the shell
 
     def _start(self, request: ShellOpen) -> None:
-        env, folder = {**self._env, MARKER: self._marker.partition("=")[2]}, self._folder
-        begin: tuple[str, ...]
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        try:
+            with contextlib.ExitStack() as child_ends:
+                self._pid = self._spawn(request, child_ends)
+        except (OSError, ValueError) as error:
+            self._close_descriptors()
+            raise OSError(f"the shell cannot be started: {error}") from error
+        self.on_writable()
+        try:
+            ExitWatch(self._pid, self._on_end)
+        except OSError as error:
+            self._kill_group()
+            self._on_end()
+            raise OSError(f"the end of a shell cannot be watched: {error}") from error
+        self._write()
+
+    def _spawn(self, request: ShellOpen, child_ends: contextlib.ExitStack) -> int:
+        env, folder = {**self._env, MARKER: self._marker}, self._folder
+        prefix: tuple[str, ...]
         if request.terminal:
-            self._terminal, theirs = os.openpty()
+            self._terminal, tty = os.openpty()
+            child_ends.callback(os.close, tty)
+            self._outputs[self._terminal] = OUTPUT
+            self._input = os.dup(self._terminal)
             self._resize(ShellResize(rows=request.rows, columns=request.columns))
             env["TERM"] = request.kind
-            begin = ("/bin/sh", "-c", _ON_TERMINAL, folder, os.ttyname(theirs))
-            standard = {"stdin": theirs, "output": theirs, "errors": theirs}
-            self._input = os.dup(self._terminal)
-            self._outputs = {self._terminal: OUTPUT}
+            prefix = ("/bin/sh", "-c", _ON_TERMINAL, folder, os.ttyname(tty))
+            child_descriptors = {"stdin": tty, "output": tty, "errors": tty}
         else:
             stdin, self._input = os.pipe()
-            output, stdout = os.pipe()
-            errors, stderr = os.pipe()
-            begin = ("/bin/sh", "-c", _ON_PIPES, folder)
-            standard = {"stdin": stdin, "output": stdout, "errors": stderr}
-            self._outputs = {output: OUTPUT, errors: ERRORS}
-        try:
-            self._pid = processes.spawn((*begin, *_program(request.command)), env, **standard)
-        finally:
-            for descriptor in set(standard.values()):
-                os.close(descriptor)
+            child_ends.callback(os.close, stdin)
+            prefix = ("/bin/sh", "-c", _ON_PIPES, folder)
+            child_descriptors = {"stdin": stdin}
+            for name, kind in (("output", OUTPUT), ("errors", ERRORS)):
+                descriptor, child_descriptors[name] = os.pipe()
+                child_ends.callback(os.close, child_descriptors[name])
+                self._outputs[descriptor] = kind
         for descriptor in (self._input, *self._outputs):
             os.set_blocking(descriptor, False)
-        self.on_writable()
-        ExitWatch(self._pid, self._on_end)
-        self._write()
+        return processes.spawn((*prefix, *_program(request.command)), env, **child_descriptors)
 
     def _resize(self, size: ShellResize) -> None:
         packed = struct.pack("HHHH", size.rows & 0xFFFF, size.columns & 0xFFFF, 0, 0)
@@ -201,9 +233,13 @@ class Shell(Endpoint):
             self._connection.send(kind, data)
 
     def _feed(self, data: bytes | memoryview) -> None:
-        if self._exiting is None:  # else the shell has ended
-            self._waiting += data
-            self._write()
+        if self._exiting is not None:  # the shell has ended
+            return
+        if not self._pid or self._is_input_over:
+            raise ProtocolError("input of a shell comes between ShellOpen and ShellEnd")
+        self._has_unfinished_line = bytes(data[-1:]) not in (b"\n", b"\r")
+        self._pending_input += data
+        self._write()
 
     def _write(self) -> None:
         """Write the waiting input to the shell."""
@@ -211,17 +247,18 @@ class Shell(Endpoint):
             return
         self._loop.remove_writer(self._input)
         try:
-            while self._waiting:
-                del self._waiting[: os.write(self._input, self._waiting[:_PIECE_BYTES])]
+            while self._pending_input:
+                del self._pending_input[: os.write(self._input, self._pending_input[:_PIECE_BYTES])]
         except BlockingIOError:
             self._loop.add_writer(self._input, self._write)
         except OSError:  # the shell reads no more
-            self._waiting.clear()
+            self._pending_input.clear()
         if self._connection is not None:
-            self._connection.read_on(len(self._waiting) < LIMITS.shell_input_bytes)
-        if self._is_input_over and not self._waiting:
+            self._connection.read_on(len(self._pending_input) < LIMITS.shell_input_bytes)
+        if self._is_input_over and not self._pending_input:
             if self._terminal >= 0:
-                self._waiting += b"\x04"
+                # On an unfinished line the first one only has the program read it.
+                self._pending_input += b"\x04\x04" if self._has_unfinished_line else b"\x04"
                 self._is_input_over = False
                 self._write()
             else:
@@ -236,46 +273,67 @@ class Shell(Endpoint):
     # ---------------------------------------------------------------------------------- its end
 
     async def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        """End the shell, and all processes that it started."""
+        self._kill_group()
         if self._connection is not None:
             self._connection.close(websocket_protocol.GOING_AWAY, "the pod ends")
-        if self._exiting is not None:
-            await self._exiting
+        with contextlib.suppress(TimeoutError):
+            async with deadlines.timeout(TIMING.shell_kill_seconds):
+                await self._has_ended.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _kill_group(self) -> None:
         if self._pid and self._exiting is None:
             with contextlib.suppress(OSError):
-                os.killpg(self._pid, number)
+                os.killpg(self._pid, signal.SIGKILL)
 
     def _on_end(self) -> None:
         self._exiting = self._loop.create_task(self._finish_exit())
 
     async def _finish_exit(self) -> None:
         status = processes.exit_status(self._pid)
+        try:
+            await self._kill_leftovers()
+            for descriptor, kind in self._outputs.items():
+                with contextlib.suppress(OSError):
+                    while data := os.read(descriptor, _PIECE_BYTES):
+                        self._send(kind, data)
+            self._report_exit(status)
+        finally:
+            self._close_descriptors()
+            self._end()
+
+    async def _kill_leftovers(self) -> None:
+        marker = f"{MARKER}={self._marker}"
         # Twice: the shell's last child may be between two programs, and shows no marker then.
         for _ in range(2):
-            leftover_pids = await asyncio.to_thread(
-                processes.kill_session, self._pid, marker=self._marker
-            )
-            for pid in leftover_pids:
+            try:
+                pids = await asyncio.to_thread(processes.kill_session, self._pid, marker=marker)
+            except OSError as error:  # no descriptor is free
+                _log.warning("processes of a shell are not found pid=%d error=%s", self._pid, error)
+                return
+            for pid in pids:
                 process_watch.reap(pid)
-        self._close_input()
-        for descriptor, kind in self._outputs.items():
-            self._loop.remove_reader(descriptor)
-            with contextlib.suppress(OSError):
-                while data := os.read(descriptor, _PIECE_BYTES):
-                    self._send(kind, data)
-            os.close(descriptor)
-        self._outputs.clear()
-        self._terminal = -1
+
+    def _report_exit(self, status: int | None) -> None:
         if self._connection is not None:
-            code = ShellExit(code=exit_code(status))
-            self._connection.send(messages.encode(code), opcode=websocket_protocol.TEXT)
+            exit_message = ShellExit(code=exit_code(status))
+            self._connection.send(messages.encode(exit_message), opcode=websocket_protocol.TEXT)
             # The client closes: a client that still sends input would see a reset, not the code.
             self._connection.read_on(True)
             self._close_timer = self._loop.call_later(
                 lib_tuning.TIMING.websocket_close_seconds, self._connection.close
             )
+
+    def _close_descriptors(self) -> None:
+        self._close_input()
+        for descriptor in self._outputs:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._outputs.clear()
+        self._terminal = -1
+
+    def _end(self) -> None:
+        self._has_ended.set()
         self._on_over(self)
 
 

@@ -20,17 +20,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError, ResultExpiredError
 from kubetorch.lib import websocket_protocol
 from kubetorch.lib.asgi import refusal
+from kubetorch.lib.memory_files import FileSocket, MemoryFile
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.pod.logs import Line
+from kubetorch.pod.memory_socket import MemorySocket
+from kubetorch.pod.payloads import OwnedPayload, Payload
 from kubetorch.pod.tuning import LIMITS, TIMING
-from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import frames, routes, tokens, versions
@@ -58,7 +63,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _RESUME = re.compile(r"([A-Za-z0-9._-]{1,128}):(\d{1,18})")
 # As plain numbers: these are compared for every call.
 _DATA, _OPEN, _ACK = int(Kind.DATA), int(Kind.OPEN), int(Kind.ACK)
-_FROM_CLIENT = frozenset(map(int, (Kind.OPEN, Kind.CANCEL, Kind.CREDIT, Kind.ACK, Kind.ATTACH)))
+_FROM_CLIENT = frozenset(
+    map(int, (Kind.OPEN, Kind.CANCEL, Kind.CREDIT, Kind.ACK, Kind.ATTACH, Kind.RELEASE))
+)
 
 
 @dataclass
@@ -70,6 +77,8 @@ class _QueuedFrame:
     is_progress: bool = False
     is_yield: bool = False
     sent: int = 0
+    #: Credit that it needs beside that for its payload.
+    cost: int = 0
 
 
 class StreamedCall:
@@ -90,6 +99,8 @@ class StreamedCall:
         self._memory: Payload | None = None
         self._filled = 0
         self._uncredited_bytes = 0
+        #: Bytes of the client's memory file that has its arguments.
+        self.file_bytes = 0
         self.number = number
         self.identity = stream.client
         self.call: Call | None = None
@@ -149,6 +160,10 @@ class StreamedCall:
 
     # ------------------------------------------------------------------------ the call, a Caller
 
+    @property
+    def takes_files(self) -> bool:  # Caller's
+        return self._stream.has_files
+
     def on_queued(self) -> None:  # Caller's
         if self.wants_queued or self._is_begun:
             self._is_begun = False
@@ -160,6 +175,9 @@ class StreamedCall:
             self._send(frames.encode(Kind.BEGUN, self.number))
 
     def on_log(self, line: Line) -> None:  # Caller's
+        if line.debug is not None:
+            self._report_debugger(line, line.debug)
+            return
         if self._level is None:
             return
         # Levels that users made up are shown.
@@ -176,6 +194,12 @@ class StreamedCall:
             return
         self._report_dropped()
         self._send_line(frame)
+
+    def _report_debugger(self, line: Line, event: frames.DebugEvent) -> None:
+        """Report a stop, of which the client has to know whatever lines it shows."""
+        pod = line.pod or self._pod_name
+        meta = frames.Log(line.text, pod, time=line.time, rank=line.rank, debug=event)
+        self._send_line(frames.encode(Kind.LOG, self.number, meta))
 
     def on_replaced(self, notice: str, instance: str) -> None:  # Caller's
         meta = frames.Log(notice, self._pod_name, "logger", "WARNING", time.time(), None, instance)
@@ -197,16 +221,30 @@ class StreamedCall:
             self._send(frame, is_progress=True)
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:  # Caller's
-        meta = frames.Yield(Body(codec, tuple(sizes), len(payload.view)))
-        self._send_value(frames.encode(Kind.YIELD, self.number, meta), payload, is_yield=True)
+        file = self._stream.send_file(payload)
+        meta = frames.Yield(Body(codec, tuple(sizes), len(payload.view)), file)
+        head = frames.encode(Kind.YIELD, self.number, meta)
+        if file:
+            cost = min(len(payload.view), wire_tuning.LIMITS.withheld_bytes)
+            payload.release()
+            self._queue.append(_QueuedFrame(head, is_yield=True, cost=cost))
+            self._queue_turn()
+        else:
+            self._send_value(head, payload, is_yield=True)
 
     def on_result(self, result: Returned, payload: Payload | None) -> None:  # Caller's
         self._report_dropped()
         body = Body(result.codec, result.sizes, len(result.payload))
-        meta = frames.Result(body, result.generation, result.streamed, result.instance)
+        payload = payload or OwnedPayload(result.payload)
+        file = self._stream.send_file(payload)
+        meta = frames.Result(body, result.generation, result.streamed, result.instance, file)
         head = frames.encode(Kind.RESULT, self.number, meta)
         self.call = None
-        self._send_value(head, payload or OwnedPayload(result.payload))
+        if file:
+            payload.release()
+            self._send(head)
+        else:
+            self._send_value(head, payload)
         self._forget_if_sent()
 
     def on_failure(self, failure: bytes) -> None:  # Caller's
@@ -240,6 +278,10 @@ class StreamedCall:
         item = self._queue[0]
         piece: Buffer
         if item.payload is None:
+            if self._credit < item.cost:
+                self._is_queued = False
+                return False
+            self._credit -= item.cost
             self._stream.send(item.head)
             self._finish_frame(item)
         elif item.head and len(item.payload.view) > _CHUNK_BYTES:
@@ -337,6 +379,43 @@ class StreamedCall:
             self.call.cancel(self, reason)
 
 
+class StreamedReference(StreamedCall):
+    """The value of a reference that a client sends, to be answered once calls can use it."""
+
+    def __init__(self, stream: ClientStream, number: int, pod_name: str, identity: str) -> None:
+        super().__init__(stream, number, pod_name=pod_name, log_level=None)
+        self._identity = identity
+
+    def begin(self, arguments: Payload) -> None:
+        references = self._stream.calls.references
+        references.receive(self._identity, arguments, self._stream, self.end_receipt)
+
+    def end_receipt(self, error: KubetorchError | None) -> None:
+        """Report that the value is there, or why it is not."""
+        if error is None:
+            self.on_result(Returned("json", (0,), memoryview(b""), False, 0, None), None)
+        else:
+            calls = self._stream.calls
+            self.on_failure(calls.describe(error, started=False).to_json())
+
+
+class MemoryOffer(NamedTuple):
+    """Where clients of this machine may pass memory files.
+
+    Attributes:
+        path: Of the socket, empty without one.
+        share: Bytes that a client may have under way.
+        accept: Accepts connections that wait at the socket.
+    """
+
+    path: str
+    share: int
+    accept: Callable[[], None]
+
+
+NO_MEMORY = MemoryOffer("", 0, lambda: None)
+
+
 @dataclass(eq=False)
 class ClientStream(Endpoint):
     """One client's stream; the endpoint of whichever connection it has."""
@@ -347,8 +426,11 @@ class ClientStream(Endpoint):
     calls: Calls
     allocate: Callable[[int], Payload]
     on_over: Callable[[ClientStream], None]
+    memory: MemoryOffer = NO_MEMORY
 
     def __post_init__(self) -> None:
+        # The socket where the client passes memory files, and takes them.
+        self._files: FileSocket | None = None
         self._connection: Connection | None = None
         self._outbox = Outbox()
         self._inbox = Inbox()
@@ -391,11 +473,15 @@ class ClientStream(Endpoint):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close(code, reason)
+        if self._files is not None:
+            self._files.close()
+            self._files = None
         streamed = list(self._streamed.values())
         self._streamed.clear()
         self._ready.clear()
         for call in reversed(streamed):  # else those that wait would begin in their turn
             call.abandon()
+        self.calls.references.end_stream(self)
         self.on_over(self)
 
     def counted_calls(self) -> set[Call]:
@@ -416,6 +502,48 @@ class ClientStream(Endpoint):
         is_acknowledged = self._outbox.kept_bytes < wire_tuning.LIMITS.acknowledged_bytes
         return self._connection is None or (is_acknowledged and not self._streamed)
 
+    # ---------------------------------------------------------------------- memory files
+
+    @property
+    def has_files(self) -> bool:
+        """True if the client is a process of this machine that takes memory files."""
+        return self._files is not None
+
+    def attach(self, files: FileSocket) -> bool:
+        """Pass memory files on this socket from now on; false once the stream is over."""
+        if self._is_over:
+            return False
+        if self._files is not None:
+            self._files.close()
+        self._files = files
+        return True
+
+    def send_file(self, payload: Payload) -> int:
+        """Send a payload that is a memory file; 0 if it is none, or does not go."""
+        if self._files is None or not isinstance(payload, MemoryFile):
+            return 0
+        number = self._files.next_number()
+        return number if self._files.send(number, payload) else 0
+
+    def _take_file(self, request: frames.Open) -> MemoryFile | OSError:
+        """The arguments of a call; the error without a descriptor for them."""
+        if self._files is None:
+            self.memory.accept()
+        if self._files is None:
+            return OSError("they are in a memory file, and there is no connection for such files")
+        size = request.body.total
+        try:
+            file = self._files.take(request.file, size)
+        except OSError as error:
+            return error
+        used = [call.file_bytes for call in self._streamed.values() if call.call is not None]
+        count = sum(map(bool, used))
+        # Threads of a client may decide at the same time, so it is refused beyond twice the limit.
+        most, share = 2 * wire_tuning.LIMITS.memory_file_calls, 2 * self.memory.share
+        if count >= most or sum(used) + size > share:
+            raise ProtocolError(f"{count} calls have memory files, of {sum(used) + size} bytes")
+        return file
+
     def open_calls(self) -> set[Call]:
         return {streamed.call for streamed in self._streamed.values() if streamed.call is not None}
 
@@ -435,6 +563,8 @@ class ClientStream(Endpoint):
             received=self._inbox.received,
             resumed=resume_at is not None,
             max_payload=wire_tuning.LIMITS.arguments_bytes,
+            memory_socket=self.memory.path,
+            memory_share=self.memory.share,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if resume_at is not None:
@@ -528,22 +658,37 @@ class ClientStream(Endpoint):
                 self._send_waiting()
         elif kind == Kind.ATTACH:
             self._on_attach(number, content)
+        elif kind == Kind.RELEASE:
+            for identity in content.references:
+                self.calls.references.release(identity, self)
         else:
-            streamed = self._streamed.get(number)
-            if streamed is None:  # it has ended meanwhile
-                return
-            if kind == Kind.CREDIT:
-                if content.bytes < 0:
-                    raise ProtocolError(f"a credit of {content.bytes} bytes")
-                streamed.on_credit(content.bytes)
-            else:
-                streamed.cancel(content.reason, unless_begun=content.unless_begun)
+            self._on_call_frame(kind, number, content)
+
+    def _on_call_frame(self, kind: int, number: int, content: Any) -> None:  # noqa: ANN401  # by kind
+        """A CREDIT or CANCEL of a call, unless it has ended meanwhile."""
+        streamed = self._streamed.get(number)
+        if streamed is None:
+            return
+        if kind == Kind.CREDIT:
+            if content.bytes < 0:
+                raise ProtocolError(f"a credit of {content.bytes} bytes")
+            streamed.on_credit(content.bytes)
+        else:
+            streamed.cancel(content.reason, unless_begun=content.unless_begun)
 
     def _on_open_frame(self, number: int, request: frames.Open, payload: memoryview) -> None:
         size = request.body.total
-        is_inline = size <= _CHUNK_BYTES
+        is_inline = size <= _CHUNK_BYTES and not request.file
         if len(payload) != (size if is_inline else 0):
             raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
+        arguments = self._take_file(request) if request.file else None
+        if request.reference:
+            value = OwnedPayload(bytes(payload)) if is_inline else arguments
+            self._on_reference(number, request, value)
+            return
+        if request.file:
+            # The number means nothing on the streams to other pods that the request goes on to.
+            request = structs.replace(request, file=0)
         streamed = self._new_call(number, request.log_level if request.stream_logs else None)
         streamed.wants_queue_news = request.queue_news
         streamed.wants_queued = request.queue_news and not request.is_item
@@ -567,10 +712,47 @@ class ClientStream(Endpoint):
             streamed.begin(OwnedPayload(bytes(payload)))
             return
         try:
-            streamed.receive_into(self.allocate(size))
+            if isinstance(arguments, OSError):
+                raise arguments
+            if arguments is not None:
+                streamed.file_bytes = size
+                streamed.begin(arguments)
+            else:
+                streamed.receive_into(self.allocate(size))
         except (OSError, MemoryError) as error:
             full = KubetorchError(f"no memory for arguments of {size} bytes: {error}")
             call.fail(full, started=False)
+
+    def _on_reference(
+        self, number: int, request: frames.Open, payload: Payload | OSError | None
+    ) -> None:
+        """Take the value of a reference, which came with its frame or follows in DATA frames."""
+        identity, body = request.reference, request.body
+        references = self.calls.references
+        streamed = StreamedReference(self, number, self.pod_name, identity)
+        self._add(streamed)
+        is_new = False
+        try:
+            if isinstance(payload, OSError):
+                raise payload
+            is_new = references.expect(identity, body.sizes, body.total, self)
+            if is_new and payload is None:
+                streamed.receive_into(self.allocate(body.total))
+                return
+        except KubetorchError as error:
+            streamed.end_receipt(error)
+        except (OSError, MemoryError) as error:
+            references.give_up(identity, self)
+            no_memory = f"no memory for a reference of {body.total} bytes: {error}"
+            streamed.end_receipt(KubetorchError(no_memory))
+        else:
+            if not is_new:
+                streamed.end_receipt(None)
+        if isinstance(payload, (OwnedPayload, MemoryFile)):
+            if is_new:
+                streamed.begin(payload)
+            else:
+                payload.release()
 
     def _on_attach(self, number: int, meta: frames.Attach) -> None:
         streamed = self._new_call(number, "debug" if meta.stream_logs else None)
@@ -594,11 +776,14 @@ class ClientStream(Endpoint):
             self.send(frames.encode(Kind.CREDIT, number, frames.Credit(credit)))
 
     def _new_call(self, number: int, level: str | None) -> StreamedCall:
-        if number in self._streamed:
-            raise ProtocolError(f"there is a call with the number {number} already")
         streamed = StreamedCall(self, number, pod_name=self.pod_name, log_level=level)
-        self._streamed[number] = streamed
+        self._add(streamed)
         return streamed
+
+    def _add(self, streamed: StreamedCall) -> None:
+        if streamed.number in self._streamed:
+            raise ProtocolError(f"there is a call with the number {streamed.number} already")
+        self._streamed[streamed.number] = streamed
 
     # ------------------------------------------------------------------------------- frames out
 
@@ -648,8 +833,11 @@ class Streams:
     calls: Calls
     guard: Guard
     allocate: Callable[[int], Payload]
+    memory_path: Path | None = None
+    memory_share: int = 0
 
     def __post_init__(self) -> None:
+        self._memory = MemorySocket(self.memory_path, self.guard, self.attach)
         self._streams: dict[str, ClientStream] = {}
         self._draining: str | None = None
 
@@ -670,6 +858,24 @@ class Streams:
             return self._stream(client, resume_at)
         except KubetorchError as error:
             raise refused(error, self.pod_name) from error
+
+    def open(self) -> None:
+        """Let clients of this machine pass memory files."""
+        self._memory.open()
+
+    def close(self) -> None:
+        self._memory.close()
+
+    @property
+    def memory_socket(self) -> str:
+        """The path of the socket for memory files; empty without one."""
+        return self._memory.path
+
+    def attach(self, proof: frames.StreamProof, files: FileSocket) -> bool:
+        """Let a client pass memory files; false if it has no stream here."""
+        stream = self._streams.get(proof.client)
+        is_known = stream is not None and proof.incarnation == self.incarnation
+        return is_known and stream is not None and stream.attach(files)
 
     def has_unseen_call(self) -> bool:
         """True if there is a call without a request that Knative counts.
@@ -729,6 +935,7 @@ class Streams:
             calls=self.calls,
             allocate=self.allocate,
             on_over=self._forget,
+            memory=MemoryOffer(self._memory.path, self.memory_share, self._memory.accept),
         )
         self._streams[client] = stream
         stream.expect(None)

@@ -29,6 +29,7 @@ from kubetorch.errors import (
     DataStoreError,
     KubetorchError,
     ResourceNotAvailableError,
+    StartupError,
 )
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.changes import Changes
@@ -36,6 +37,7 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod import environment, framework_nodes, rank_environment, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.data import DataMounts
 from kubetorch.pod.environment import Interpreters, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.framework_nodes import MonarchNode, Node, RayNode
@@ -50,6 +52,7 @@ from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
 from kubetorch.pod.worker_process.zygotes import ZygoteSpec
+from kubetorch.specs.data import DataMount
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions
@@ -271,10 +274,17 @@ class GenerationLoader:
     ) -> tuple[RankGroup, Node | None]:
         """Start the ranks of this pod, once the world of the generation is formed."""
         self._on_stage(worker_spec.generation, "joining", "the world of its pods")
-        async with deadlines.timeout(float(spec.compute.launch_timeout)):
-            world = self.joining_world = await self.membership.wait_for_world(
-                worker_spec.generation
-            )
+        timeout = float(spec.compute.launch_timeout)
+        try:
+            async with deadlines.timeout(timeout):
+                world = self.joining_world = await self.membership.wait_for_world(
+                    worker_spec.generation
+                )
+        except TimeoutError:
+            raise StartupError(
+                f"the pods of this service were not all there within {timeout:.0f} s",
+                hint="kt status shows the pods that are missing",
+            ) from None
         distribution = spec.compute.distribution
         assert distribution is not None
         nodes = [
@@ -292,7 +302,7 @@ class GenerationLoader:
                 and framework_nodes.KUBERAY_START_COMMAND in self.environ
             ):
                 paths = [self.code.visible_path(slot, path) for path in worker_spec.sys_path]
-                rank_env |= framework_nodes.job_environ(paths, worker_spec.env)
+                rank_env |= framework_nodes.ray_job_environ(paths, worker_spec.env)
             rank = rank_environment.rank_of(world, node, local)
             if distribution.threads is not None:
                 worker_spec = replace(worker_spec, threads=distribution.threads, may_wait=True)
@@ -344,6 +354,14 @@ class GenerationLoader:
         try:
             async with deadlines.timeout(timeout):
                 await starting
+        except TimeoutError:
+            reason = framework_node.delay_reason
+            await self._end_node(framework_node)
+            raise StartupError(
+                f"the {kind.title()} node of this pod did not start within {timeout:.0f} s:\n"
+                f"{reason}",
+                hint="kt.Compute(launch_timeout=...) gives it more time",
+            ) from None
         except BaseException:
             await self._end_node(framework_node)
             raise
@@ -472,7 +490,9 @@ class GenerationLoader:
         preload = spec.runtime.preload
         if is_first and preload:
             self._on_stage(generation, "preloading", ", ".join(preload))
-        await self.host.prewarm(ZygoteSpec(prepared.python, prepared.env, prepared.path, preload))
+        await self.host.prewarm(
+            ZygoteSpec(prepared.python, prepared.env, prepared.sys_path, preload)
+        )
         return prepared
 
     def _on_stage(
@@ -517,6 +537,7 @@ class Supervisor:
     session: Session
     membership: Membership
     filesystem: PodFilesystem
+    data: DataMounts
 
     def __post_init__(self) -> None:
         #: Notified of every change of the served generation.
@@ -575,7 +596,7 @@ class Supervisor:
             raise CallRefusedError(f"pod {self.pod.pod} is being started", hint="try again")
         with contextlib.suppress(OSError):  # the shell reports that the folder is missing
             self._make_working_dir()
-        prepared = self.loader.prepared or environment.unprepared(
+        prepared = self.loader.prepared or environment.before_image_steps(
             self.loader.environ, self.pod, spec
         )
         env = environment.shell_environ(prepared, spec, self.pod, self.code)
@@ -697,6 +718,7 @@ class Supervisor:
         if self._serving is not None and self._serving.node is not None:
             await self._serving.node.kill()
         await self.loader.close()
+        await self.data.close()
 
     # ---------------------------------------------------------------------------------- effects
 
@@ -794,6 +816,7 @@ class Supervisor:
             if not self._machine.serving:
                 await self._report_denials(generation)
             spec = await self.interpreters.choose(self._specs[generation])
+            await self.data.prepare(spec, functools.partial(self._report_data, generation))
             loaded = await self._load_process(generation, spec)
         except LoadFailed as error:
             self._failure = error.failure
@@ -816,6 +839,16 @@ class Supervisor:
             warnings += await asyncio.to_thread(environment.denials, spec, self.pod)
         for text in warnings:
             self.session.report_stage(StageReport(generation, "starting", text, warning=True))
+
+    def _report_data(self, generation: int, text: str) -> None:
+        self.session.report_stage(StageReport(generation, "data", f"fetching {text}"))
+
+    async def refresh_data(self) -> list[DataMount]:
+        """Fetch anew what keys hold that the served generation declares."""
+        spec = self._specs.get(self._machine.serving)
+        if spec is None:
+            raise CallRefusedError(f"pod {self.pod.pod} is being started", hint="try again")
+        return await self.data.refresh(spec)
 
     def _make_working_dir(self) -> None:
         """Make the working directory, which user code may have removed."""

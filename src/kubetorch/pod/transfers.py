@@ -18,7 +18,7 @@ from blake3 import blake3
 from kubetorch.datastore import transfer, trees
 from kubetorch.datastore.blobs import BlobStore, Source
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
-from kubetorch.lib import backoff
+from kubetorch.lib import backoff, deadlines
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.pod.session import ControllerAddress
 from kubetorch.pod.tuning import LIMITS, TIMING
@@ -176,8 +176,9 @@ class Transfers:
                     reason = str(error)
                     _log.warning("controller asked again reason=%s", reason)
                     on_wait(reason)
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._retry_now.wait(), delay)
+            with contextlib.suppress(TimeoutError):
+                async with deadlines.timeout(delay):
+                    await self._retry_now.wait()
 
     def _stored(self, digests: Iterable[str], of_trees: Iterable[str]) -> list[str]:
         requested_digests = dict.fromkeys(digests)

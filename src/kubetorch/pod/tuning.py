@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kubetorch.lib.tuning import Table
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
+from kubetorch.pod.user_process.tuning import TIMING as WORKER_TIMING
 
 
 class Timing(Table):
@@ -14,11 +15,16 @@ class Timing(Table):
     kill_grace_seconds: float = 30.0
     #: Part of it that is left after the calls for workers, outcomes and the last answers.
     closing_seconds: float = 5.0
+    #: Time until the kubelet of a pod whose service is torn down sends SIGTERM; a pod that is not
+    #: deleted starts anew then.
+    deletion_seconds: float = 30.0
     #: New connections to a leaving pod of an autoscaled Service are served for so long: a
     #: kube-proxy changes its rules once a second, some time after the pod was ended.
     service_update_seconds: float = 3.0
     #: Pause between two checks whether all calls have ended.
     closing_check_interval_seconds: float = 0.02
+    #: Time for killed shells to be gone, with all that they started.
+    shell_kill_seconds: float = 0.5
     #: Time that clients have to read their answers.
     server_close_seconds: float = 2.0
     #: Time that workers have for what still runs; calls have had their own time.
@@ -50,6 +56,14 @@ class Timing(Table):
     session_connect_seconds: float = 10.0
     #: Time for its TCP connection: packets to a lost controller may be dropped unanswered.
     session_dial_seconds: float = 1.5
+    #: Time that a stopped program waits for a terminal, as in release 0.5; then the call goes on.
+    debugger_wait_seconds: float = 300.0
+    #: Time that a running call has to stop, which works on threads that run Python code.
+    debugger_interrupt_seconds: float = WORKER_TIMING.debugger_interrupt_seconds
+    #: Time after which a terminal that waits for that is told so.
+    debugger_notice_seconds: float = 3.0
+    #: Time that users may let it wait: a slot that is held for a day is forgotten.
+    debugger_longest_wait_seconds: float = 24 * 3600.0
     #: Time that a sibling has to answer when the controller asks whether it is reached.
     sibling_probe_seconds: float = 1.0
     #: Age from which a report that was written to a session has certainly arrived.
@@ -58,8 +72,12 @@ class Timing(Table):
     world_request_interval_seconds: float = 2.0
 
     # ------------------------------------------------------------------------------------- clients
+    #: Pause before connections for memory files are accepted again: the agent may open no file.
+    accept_pause_seconds: float = 1.0
     #: Time that a client has to come back after its connection broke; then its calls are lost.
     client_linger_seconds: float = 30.0
+    #: Time that a client has to open its shell, which takes the place of another one meanwhile.
+    shell_open_seconds: float = 10.0
     #: Time that a browser keeps the cookie; the token in it may end earlier.
     app_cookie_seconds: int = 12 * 3600
     #: Time for which the agent's own tokens are good: it uses them at once.
@@ -94,6 +112,8 @@ class Timing(Table):
     kept_outcome_seconds: float = 600.0
     #: Time for which a value is kept that could not travel: its error says how to fetch it.
     kept_value_seconds: float = 3600.0
+    #: Time of `recorded_failures`.
+    recorded_failures_seconds: float = 3600.0
     #: Time by which its file is closed later, so that it has expired by then.
     kept_value_margin_seconds: float = 1.0
     #: Pause before an upload, so that it has more outcomes.
@@ -166,6 +186,14 @@ class Timing(Table):
     transfer_longest_delay_seconds: float = 2.0
     #: Time that a transfer may go without any progress.
     transfer_stall_seconds: float = 30.0
+
+    #: How often an agent looks for blobs that a program of the pod is getting, while another pod
+    #: waits for them.
+    arrival_check_seconds: float = 0.05
+    #: The same while none comes: the pause doubles up to this.
+    arrival_longest_check_seconds: float = 0.4
+    #: Time after which such an answer ends, so that the other pod sees that this one is alive.
+    arrival_seconds: float = 2.0
 
     # ------------------------------------------------------------------ interpreters, environments
     #: Time that one interpreter has to report its version. A broken one fails at once; a working
@@ -245,7 +273,8 @@ class Timing(Table):
 
     def __post_init__(self) -> None:
         last_seconds = max(self.worker_close_seconds, self.outcome_upload_close_seconds)
-        assert self.server_close_seconds + last_seconds < self.closing_seconds, (
+        answer_seconds = self.shell_kill_seconds + self.server_close_seconds
+        assert answer_seconds + last_seconds < self.closing_seconds, (
             "the last answers and outcomes fit in the time after the calls"
         )
         assert self.closing_seconds < self.kill_grace_seconds, "calls have a part of the grace"
@@ -318,6 +347,17 @@ class Limits(Table):
     verified_tokens: int = 256
     #: Shells at one time.
     shells: int = 32
+    #: Stopped programs of one pod, each with a connection: every rank and thread may stop.
+    debug_sessions: int = 128
+    #: Those of them without a terminal at which callers had their calls stop (debug=True): whoever
+    #: may call a service must not hold all its slots by that.
+    requested_stops: int = 8
+    #: Path of a Unix socket, on every system.
+    socket_path_bytes: int = 100
+    #: Name of the user at a terminal, which another user is shown.
+    debug_user_characters: int = 100
+    #: Running calls that are named when the one that is to stop does not run.
+    debug_named_calls: int = 5
     #: Input that waits for a shell that does not read; beyond, the client is not read either.
     shell_input_bytes: int = 256 * 1024
 
@@ -375,6 +415,15 @@ class Limits(Table):
     kept_value_overhead_bytes: int = 16 * 1024 * 1024
     #: Outcomes of spawned calls that wait for the controller; beyond, the oldest is given up.
     waiting_outcomes_bytes: int = 1024**3
+    #: Arguments that the record of a call may have; of larger ones it says the size.
+    recorded_arguments_bytes: int = 16 * 1024 * 1024
+    #: Arguments of all calls that run, which wait for the outcomes.
+    recordable_arguments_bytes: int = 128 * 1024 * 1024
+    #: Records of failed calls that were not spawned, in `recorded_failures_seconds`: a service that
+    #: fails again and again must not push out what other calls have left.
+    recorded_failures: int = 100
+    #: Records that wait for the controller, in memory; further ones are given up.
+    waiting_records_bytes: int = 64 * 1024 * 1024
     #: Outcomes that are uploaded together.
     outcome_batch_calls: int = 64
     #: Their bytes, but for a single outcome.
@@ -395,6 +444,10 @@ class Limits(Table):
     joined_memory_file_bytes: int = 1024 * 1024
 
     # ------------------------------------------------------------------------- streams to siblings
+    #: Proof that a connection for memory files belongs to a stream; most of it is a token.
+    stream_proof_bytes: int = 16 * 1024
+    #: Connections for memory files that have proved nothing yet; the oldest go first.
+    silent_file_connections: int = 64
     #: Rounds of a generator that a sibling may send before the caller reads one.
     peer_rounds_ahead: int = 16
     #: Value of a sibling from which on it lies in a memory file.
@@ -403,6 +456,10 @@ class Limits(Table):
     # ------------------------------------------------------------------------- code, blobs, reload
     #: Older generations that may still have calls; with one more, the oldest is ended.
     draining_generations: int = 2
+    #: Threads that read what the pod publishes: each has a blob in memory.
+    publishing_threads: int = 4
+    #: A request that names such blobs.
+    blob_names_bytes: int = 20 * 1024 * 1024
     #: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
     transfer_threads: int = 8
     #: Names that a warning lists.
@@ -415,6 +472,11 @@ class Limits(Table):
     step_waiting_lines: int = 10_000
     #: Lines of a step's output that its error shows.
     step_error_lines: int = 30
+    #: Versions of the data at a path: the latest, and the one before for readers of several files.
+    shown_versions: int = 2
+    #: Part of the time to launch for which a pod waits until another pod of its node has fetched
+    #: the data: the rest is for a fetch of its own.
+    shared_fetch_share: float = 0.5
     #: The pod's latest environments, which its workers may still use.
     recent_venvs: int = 4
     #: Environments that an agent keeps locked: those of the generations that it may still serve.
@@ -427,6 +489,15 @@ class Limits(Table):
     worker_calls: int = 2000
     #: Threads that calls of `def` may have.
     worker_threads: int = 1000
+    #: Values of references that an agent has, each of which may take a descriptor; more than a call
+    #: may name.
+    references: int = 1000
+    #: The same in bytes, where the memory of the pod is unknown.
+    references_bytes: int = 1024**3
+    #: Part of the pod's memory, as a divisor, that they may take.
+    references_divisor: int = 2
+    #: Part of the pod's memory, as a divisor, that views of one process keep in files of another.
+    memory_share_divisor: int = 4
     #: Calls that an error about a lost worker names.
     named_lost_calls: int = 10
     #: Reads of the frames that an ended worker left in its socket, of which there are hundreds.

@@ -17,10 +17,13 @@ reach a cluster (`kubetorch.sdk.transport`) are imported only by programs that u
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.calls.route import Location, Route
     from kubetorch.sdk.controller import Controller
     from kubetorch.sdk.transport.local_port import LocalPort
-    from kubetorch.wire.messages import PodWait, WorkloadView
+    from kubetorch.wire.messages import PodWait, Teardown, WorkloadView
 
 
 class _Choices:
@@ -46,9 +49,12 @@ class _Choices:
 
 
 choices = _Choices()
+_is_on_this_machine = ContextVar("is_on_this_machine", default=False)
 
 
 def choose(kubeconfig: str | None = None) -> Choice:
+    if _is_on_this_machine.get():
+        return Choice(None, "a replay runs on this machine")
     backend = config.backend
     if backend == "local":
         return Choice(None, "the setting backend is local")
@@ -178,6 +184,32 @@ def note_deploy(opened: Session) -> None:
         cluster_session.note_deploy(opened.context)
 
 
+def announce_records() -> None:
+    """Say once, to each user of a machine, that calls that fail keep their arguments."""
+    if choices.is_quiet or config.quiet or environment.is_in_pod():
+        return
+    mark = environment.cache_dir() / "calls-are-kept"
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch(exist_ok=False)
+    except OSError:  # it was said before, or would be said each time
+        return
+    terminal.say_once(
+        "calls that fail keep their arguments for 7 days, for kt replay; "
+        'KT_RECORD=none, or kt.fn(..., record="none"), turns it off'
+    )
+
+
+@contextlib.contextmanager
+def on_this_machine() -> Iterator[None]:
+    """Have sessions of this context lead to the local backend, whatever is configured."""
+    token = _is_on_this_machine.set(True)
+    try:
+        yield
+    finally:
+        _is_on_this_machine.reset(token)
+
+
 def close_all() -> None:
     """Close every connection of this process, and forget which backend was chosen."""
     routes, local_ports = _registry.routes, _registry.local_ports
@@ -268,7 +300,7 @@ def port_of(opened: Session, namespace: str, name: str) -> int:
 
         def find() -> str:
             view = opened.get_workload(namespace, name)
-            return opened.scaler(view) or opened.address(view, local_port.choose(view))
+            return opened.entrance(view) or opened.address(view, local_port.choose(view))
 
         new_listener = local_port.LocalPort(find, opened.transport, service=(namespace, name))
         listener = _registry.local_ports.setdefault(key, new_listener)
@@ -340,8 +372,7 @@ def forget(opened: Session, namespace: str, name: str) -> None:
         listener.close()
 
 
-def delete(opened: Session, namespace: str, name: str) -> list[str]:
-    """Delete a service; returns what it leaves, in words."""
-    remaining_objects = opened.ask(lambda controller: controller.delete_workload(namespace, name))
+def delete(opened: Session, namespace: str, name: str) -> Teardown:
+    teardown = opened.ask(lambda controller: controller.delete_workload(namespace, name))
     forget(opened, namespace, name)
-    return remaining_objects
+    return teardown

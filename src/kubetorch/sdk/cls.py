@@ -15,7 +15,7 @@ from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
 from kubetorch.specs import hints
-from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace
+from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace, RecordMode
 from kubetorch.wire import codecs, introspection
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Cls(Module[T], Generic[T]):
     if not TYPE_CHECKING:  # to a type checker they are those of `Module`
         autoscale = _UsersFirst("autoscale")
         autoscale_async = _UsersFirst("autoscale_async")
+        refresh_data = _UsersFirst("refresh_data")
+        refresh_data_async = _UsersFirst("refresh_data_async")
         stats = _UsersFirst("stats")
         stats_async = _UsersFirst("stats_async")
 
@@ -132,7 +134,7 @@ class Cls(Module[T], Generic[T]):
         return introspection.attribute(of_class, name) if is_defined else None
 
     def _has_method(self, name: str) -> bool:
-        """True if the class has a method of this name, one of `SCALING_METHODS`."""
+        """True if the class has a method of this name, one of `OVERRIDABLE_METHODS`."""
         if callable(self._local_member(name)):
             return True
         return self._deployed_ref is not None and name in self._deployed_ref.own_methods
@@ -247,6 +249,7 @@ def cls(
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Cls[T]: ...
 @overload
 def cls(
@@ -261,6 +264,7 @@ def cls(
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Cls[Any]: ...
 def cls(  # noqa: PLR0913  # the documented parameters
     class_obj: type[Any] | None = None,
@@ -274,6 +278,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Cls[Any]:
     """Make a service of a class, or get the handle of one that exists.
 
@@ -296,6 +301,8 @@ def cls(  # noqa: PLR0913  # the documented parameters
             `InstanceReplacedWarning`, `"error"` raises `InstanceReplacedError` instead, once. For
             classes with one pod.
         options: Options of calls of its methods, as `.options(...)` takes them.
+        record: The calls that leave a record, with their arguments, for `kt replay`: `"failed"`,
+            `"all"` or `"none"`; as `KT_RECORD` says, or those that fail, if not given.
 
     Raises:
         SpecError: There is neither a class nor a name, or a pod could not import the class.
@@ -318,6 +325,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
         prefix_username=prefix_username,
         call_options=options,
     )
+    handle._record = None if record is None else parameters.record(record)
     if class_obj is not None:
         handle._on_replace = on_replace
     return handle

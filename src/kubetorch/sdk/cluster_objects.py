@@ -20,7 +20,7 @@ from kubetorch.manifests import rendering, secrets, storage
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.sdk import logs
 from kubetorch.sdk.controller import Controller
-from kubetorch.sdk.pod_objects import of_pod
+from kubetorch.sdk.pod_objects import pod_object
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.transport.tunnel import Tunnel
 from kubetorch.specs.secret import SecretRef
@@ -275,7 +275,7 @@ class ClusterObjects:
 
 
 def _pods(view: WorkloadView) -> list[Object]:
-    return [of_pod(view, pod) for pod in view.pods]
+    return [pod_object(view, pod) for pod in view.pods]
 
 
 def _objects(view: WorkloadView) -> list[Object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -28,6 +29,7 @@ from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import ImageSpec, RunStep, check_reference
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import debugger
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.autoscaling import AutoscalingConfig
     from kubetorch.sdk.compute_manifest import ComputeManifest
     from kubetorch.sdk.compute_pods import ComputePods
+    from kubetorch.sdk.data.declarations import Data
     from kubetorch.sdk.pod_objects import Attributes
     from kubetorch.sdk.secret import Secret
     from kubetorch.sdk.transport.session import Session
@@ -88,6 +91,7 @@ class ComputeArguments(TypedDict, total=False):
     max_queue: int | None
     num_proc: int | str | None
     dispatch: Dispatch | None
+    data: Mapping[str, str | Data] | None
 
 
 class _Attribute(Generic[GivenT, ShownT]):
@@ -186,6 +190,9 @@ class Compute:
             `"auto"` for as many as the pod has GPUs, or else whole CPUs. 1 if not given.
         dispatch: Which pods of several a call goes to: `"all"`, with a list of their results, or
             `"any"`, the least busy one, with its result. `"all"` if not given.
+        data: What each pod has at which path before its first call: keys of the data store by
+            absolute path, read-only, or `kt.Data(key, mode="rw")`. Such as
+            `{"/models": "models/base"}`.
 
     Raises:
         SpecError: A value is impossible, or two contradict each other; the message names them.
@@ -238,6 +245,7 @@ class Compute:
         max_queue: int | None = None,
         num_proc: int | str | None = None,
         dispatch: Dispatch | None = None,
+        data: Mapping[str, str | Data] | None = None,
         **unknown: NoReturn,
     ) -> None:
         arguments = locals()
@@ -253,6 +261,9 @@ class Compute:
                 setattr(self, name, value)
             else:
                 add(value)
+        debug_mode = os.environ.get(debugger.MODE)
+        if debug_mode and debugger.MODE not in self.env_vars:
+            self.add_env_vars({debugger.MODE: debug_mode})
         self._finish()
 
     def _begin(
@@ -319,7 +330,7 @@ class Compute:
         # Declaring resources loads no manifests.
         from kubetorch.sdk import compute_manifest  # noqa: PLC0415
 
-        if inpod.is_worker() and not compute_manifest.is_here(manifest):
+        if inpod.is_worker() and not compute_manifest.is_on_this_machine(manifest):
             # A module that a pod imports names files of the machine that deployed it.
             return cls()
         document = compute_manifest.load(manifest)
@@ -431,6 +442,7 @@ class Compute:
     max_queue = _Attribute[int | None, int]()
     num_proc = _Attribute[int | str | None, int | str]()
     dispatch = _Attribute[Dispatch | None, Dispatch]()
+    data = _Attribute["Mapping[str, str | Data] | None", "dict[str, str | Data]"]()
 
     @property
     def kubeconfig_path(self) -> str:
@@ -615,7 +627,7 @@ class Compute:
     def replicas(self) -> int:
         """Number of pods; of an autoscaled service the fewest at any time."""
         scaling = self._spec.autoscaling
-        return self._spec.pods if scaling is None else scaling.least
+        return self._spec.pods if scaling is None else scaling.fewest_pods
 
     @replicas.setter
     def replicas(self, value: int | None) -> None:
@@ -970,13 +982,13 @@ class Compute:
     @property
     def user_labels(self) -> dict[str, str]:
         """Labels of the service that are not Kubetorch's own."""
-        return shown("user_labels", self._described().own_labels(self.labels))
+        return shown("user_labels", self._described().user_labels(self.labels))
 
     @property
     def user_annotations(self) -> dict[str, str]:
         """Annotations of the service that are not Kubetorch's own."""
-        own_annotations = self._described().own_annotations(self.annotations)
-        return shown("user_annotations", own_annotations)
+        user_annotations = self._described().user_annotations(self.annotations)
+        return shown("user_annotations", user_annotations)
 
     @property
     def gpu_annotations(self) -> dict[str, str]:
@@ -1012,6 +1024,7 @@ class Compute:
     def pods(self) -> list[Attributes]:
         """The pods as Kubernetes describes them; their keys are attributes, too.
 
+        A key without a value is absent: `pod.metadata.get("deletionTimestamp")` is `None` then.
         There are none before something is deployed, and after its teardown.
         """
         return [] if self._service_name is None else self._pods().list_all()

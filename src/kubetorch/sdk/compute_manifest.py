@@ -5,6 +5,8 @@ Declaring resources loads none of this.
 
 from __future__ import annotations
 
+import os
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
@@ -46,7 +48,7 @@ class ComputeManifest:
         self._namespace = namespace
         self._name = name
         self._workload = workload
-        self._equipment = equipment or _of_chart()
+        self._equipment = equipment or _chart_equipment()
 
     def render(self) -> Manifest | None:
         """The whole object; `None` for a compute that only names pods."""
@@ -98,10 +100,12 @@ class ComputeManifest:
     def with_pod_spec(self, pod_spec: object) -> ComputeSpec:
         """The compute with another spec of its pods, and with the parameters of that spec."""
         if not isinstance(pod_spec, Mapping) or self._spec.is_selector_only:
-            problem = "this compute only names pods that are there already"
-            if not self._spec.is_selector_only:
-                problem = "it must be a dictionary, such as a changed copy of compute.pod_spec"
-            raise SpecError(f"pod_spec is {pod_spec!r}; {problem}")
+            raise SpecError(
+                "pod_spec cannot be set: this compute only names pods that are there already"
+                if self._spec.is_selector_only
+                else "pod_spec must be a dictionary, such as a changed copy of compute.pod_spec; "
+                f"it is {reprlib.repr(pod_spec)}"
+            )
         # A compute without a manifest has no name of a service yet.
         name = None if self._spec.manifest is None else self._name
         manifest = ComputeManifest(self._spec, self._namespace, name).render() or {}
@@ -137,17 +141,17 @@ class ComputeManifest:
         return parameters.distribution_of(kind, replicas)
 
     @staticmethod
-    def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    def user_labels(labels: Mapping[str, str]) -> dict[str, str]:
         """The labels that are not Kubetorch's own."""
-        return {key: text for key, text in labels.items() if metadata.is_own_label(key)}
+        return {key: text for key, text in labels.items() if metadata.is_user_label(key)}
 
     @staticmethod
-    def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    def user_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
         """The annotations that are not Kubetorch's own."""
-        return {key: text for key, text in annotations.items() if metadata.is_own_annotation(key)}
+        return {key: text for key, text in annotations.items() if metadata.is_user_annotation(key)}
 
 
-def _of_chart() -> Equipment:
+def _chart_equipment() -> Equipment:
     """The additions of the chart; the default image stands for the image of the installation."""
     runtime = Runtime(
         image=f"ghcr.io/kubetorch/kubetorch:{__version__}",
@@ -159,7 +163,7 @@ def _of_chart() -> Equipment:
 
 
 def check(spec: ComputeSpec) -> None:
-    """Refuse a spec that has no manifest."""
+    """Refuse a spec from which no manifest can be made."""
     if spec.gpu_type is not None:
         label = scheduling.gpu_node_label(spec.gpu_type)
         key = scheduling.GPU_PRODUCT_LABEL if label is None else label[0]
@@ -179,11 +183,11 @@ def check(spec: ComputeSpec) -> None:
 # ------------------------------------------------------------------------ a user's own manifest
 
 
-def is_here(manifest: object) -> bool:
+def is_on_this_machine(manifest: object) -> bool:
     """True if a manifest is no file, or a file of this machine."""
     if not isinstance(manifest, (str, PathLike)):
         return True
-    return Path(manifest).expanduser().is_file()
+    return os.path.isfile(Path(manifest).expanduser())  # noqa: PTH113  # may be in a closed folder
 
 
 def load(manifest: object) -> Mapping[str, Any]:
@@ -213,6 +217,10 @@ def _objects(path: Path) -> list[object]:
     try:
         _check_aliases(path, yaml.compose_all(text, Loader=yaml.SafeLoader))
         return [document for document in yaml.safe_load_all(text) if document is not None]
+    except SpecError:
+        raise
+    except RecursionError as error:
+        raise _too_deep(path) from error
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"manifest is {str(path)!r}, which is no valid YAML: {error}") from error
 
@@ -222,6 +230,8 @@ def _check_aliases(path: Path, documents: Iterable[Any]) -> None:
     sizes: dict[int, int] = {}
 
     def size(node: Any, depth: int = 0) -> int:  # noqa: ANN401  # a node of YAML
+        if depth > MOST_LEVELS:
+            raise _too_deep(path)
         if id(node) in sizes:
             return sizes[id(node)]
         sizes[id(node)] = MOST_VALUES + 1  # until it is known: a node may contain itself
@@ -229,25 +239,36 @@ def _check_aliases(path: Path, documents: Iterable[Any]) -> None:
         children = (
             child for pair in pairs for child in (pair if isinstance(pair, tuple) else (pair,))
         )
-        nested = depth > MOST_LEVELS
-        sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in children if not nested)
+        sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in children)
         return sizes[id(node)]
 
-    if any(size(node) > MOST_VALUES for node in documents if node is not None):
+    for document in documents:
+        sizes.clear()  # the nodes of the document before are gone
+        if document is None or size(document) <= MOST_VALUES:
+            continue
         raise SpecError(
             f"manifest is {str(path)!r}, whose aliases stand for more than {MOST_VALUES:,} values",
             hint="write the values out, or leave the anchors of YAML out",
         )
 
 
+def _too_deep(path: Path) -> SpecError:
+    return SpecError(
+        f"manifest is {str(path)!r}, which is nested more than {MOST_LEVELS} levels deep"
+    )
+
+
 def _only_object(path: Path, documents: list[object]) -> Mapping[str, Any]:
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        kinds = [
-            str(document.get("kind")) for document in documents if isinstance(document, Mapping)
+        contents = [
+            str(document.get("kind")) if isinstance(document, Mapping) else "no object"
+            for document in documents
         ]
-        has = f"{len(documents)} objects ({', '.join(kinds)})" if len(kinds) > 1 else "no object"
+        content = f"{len(documents)} documents ({', '.join(contents)})"
+        if len(documents) < 2:
+            content = "no object"
         raise SpecError(
-            f"manifest is {str(path)!r}, which has {has}; a compute has one object",
+            f"manifest is {str(path)!r}, which has {content}; a compute has one object",
             hint="give the object whose pods are called as a dictionary, or in a file of its own",
         )
     return documents[0]

@@ -36,6 +36,7 @@ from kubetorch.specs.compute import (
     freeze,
     thaw,
 )
+from kubetorch.specs.data import DataMount
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.logging import LoggingConfig
@@ -49,6 +50,7 @@ from kubetorch.specs.volume import (
 from kubetorch.wire.codecs import DEFAULT_ALLOWED
 
 if TYPE_CHECKING:
+    from kubetorch.sdk.data.declarations import Data
     from kubetorch.sdk.secret import Secret
 
 #: The defaults of the spec's fields.
@@ -395,6 +397,20 @@ def _volume(value: object) -> VolumeSpec:
     return value.to_spec()
 
 
+def data(value: object) -> tuple[DataMount, ...]:
+    """Keys of the data store by path."""
+    # As in `_secret`.
+    from kubetorch.sdk.data import declarations  # noqa: PLC0415
+
+    return declarations.parse(value)
+
+
+def _data(mounts: Iterable[DataMount]) -> dict[str, str | Data]:
+    from kubetorch.sdk.data import declarations  # noqa: PLC0415  # as above
+
+    return declarations.declared(mounts)
+
+
 def secrets(value: object) -> list[Secret]:
     """Secrets, names of providers, or names of secrets that exist."""
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -525,6 +541,7 @@ PARAMETERS = {
         Parameter("max_queue", partial(parameters.count, "max_queue"), show=_most_waiting),
         Parameter("num_proc", num_proc, show=lambda number: number or 1),
         Parameter("dispatch", dispatch),
+        Parameter("data", data, show=_data),
         Parameter("server_port", server_port, show=_port, is_argument=False),
     )
 }
@@ -541,7 +558,7 @@ _MOST_PODS = 10_000
 
 
 def declared(spec: ComputeSpec) -> ComputeSpec:
-    """The spec without the facts that a deploy adds about secrets, claims and files to copy."""
+    """The spec without the facts that a deploy adds about secrets, claims, keys and files."""
     bare = tuple(SecretRef(secret.name, "", "env") for secret in spec.secrets)
     volumes = tuple(
         volume if volume.claim is None else replace(volume, mount_path="", access_mode=None)
@@ -554,7 +571,8 @@ def declared(spec: ComputeSpec) -> ComputeSpec:
             for step in image.steps
         )
         image = replace(image, steps=tuple(steps))
-    return replace(spec, secrets=bare, volumes=volumes, image=image)
+    mounts = tuple(replace(mount, version="", digest="") for mount in spec.data)
+    return replace(spec, secrets=bare, volumes=volumes, image=image, data=mounts)
 
 
 def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
@@ -562,9 +580,9 @@ def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
     scaling = spec.autoscaling
     if scaling is None or spec.launch_timeout == before.launch_timeout:
         return spec
-    if scaling.progress_deadline != autoscaling.progress_deadline(before.launch_timeout):
+    if scaling.progress_deadline != autoscaling.default_progress_deadline(before.launch_timeout):
         return spec
-    deadline = autoscaling.progress_deadline(spec.launch_timeout)
+    deadline = autoscaling.default_progress_deadline(spec.launch_timeout)
     return replace(spec, autoscaling=replace(scaling, progress_deadline=deadline))
 
 
@@ -573,6 +591,7 @@ def check_consistency(spec: ComputeSpec) -> None:
     _check_modes(spec)
     _check_dispatch(spec)
     _check_slots(spec)
+    _check_data(spec)
     if spec.is_selector_only:
         _check_pool(spec)
     _check_numbers(spec)
@@ -646,6 +665,28 @@ def _check_slots(spec: ComputeSpec) -> None:
             f"autoscale(), which has num_proc={spec.num_proc or 1}",
             hint="say one of them; a pod runs as many as its processes together",
         )
+
+
+def _check_data(spec: ComputeSpec) -> None:
+    """Refuse data at paths that volumes, secrets or the code have."""
+    mounts = [(volume.mount_path, f"the volume {volume.name!r}") for volume in spec.volumes]
+    mounts += [
+        (secret.path, f"the secret {secret.name!r}") for secret in spec.secrets if secret.path
+    ]
+    for mount in spec.data:
+        above = f"{mount.path}/"
+        for path, owner in mounts:
+            if f"{path}/".startswith(above) or above.startswith(f"{path.rstrip('/')}/"):
+                raise SpecError(
+                    f"data[{mount.path!r}] is {mount.key!r}, and {owner} is at {path}",
+                    hint="give each a path outside of the other one",
+                )
+        if spec.working_dir is not None and f"{spec.working_dir}/".startswith(above):
+            raise SpecError(
+                f"data[{mount.path!r}] is {mount.key!r}, and the working directory "
+                f"{spec.working_dir} is there, which has the code",
+                hint="choose a path that the code does not lie in",
+            )
 
 
 def _check_pool(spec: ComputeSpec) -> None:

@@ -20,7 +20,7 @@ from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.deploys import attachments
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.logs import Screen
-from kubetorch.sdk.pod_objects import Attributes, of_pod
+from kubetorch.sdk.pod_objects import Attributes, pod_object
 from kubetorch.sdk.transport import local_port, pod_transport
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import TIMING
@@ -86,7 +86,7 @@ class ComputePods:
         description_by_name = {
             description["metadata"]["name"]: description for description in descriptions
         }
-        return [of_pod(view, pod, description_by_name.get(pod.name)) for pod in view.pods]
+        return [pod_object(view, pod, description_by_name.get(pod.name)) for pod in view.pods]
 
     def running_names(self) -> list[str]:
         """Names of the pods that run, without pods that are about to end."""

@@ -37,8 +37,10 @@ from kubetorch.wire.messages import (
     DeployEvent,
     DeployLog,
     PodWait,
+    RecordView,
     ScaleChange,
     StatusView,
+    Teardown,
     TokenView,
     WorkloadView,
 )
@@ -145,17 +147,15 @@ class Controller:
         pods: list[dict[str, Any]] = json.loads(answer)
         return pods
 
-    def delete_workload(
-        self, namespace: str, name: str, *, grace: float | None = None
-    ) -> list[str]:
-        """Delete a service; returns what it leaves, in words."""
+    def delete_workload(self, namespace: str, name: str, *, grace: float | None = None) -> Teardown:
+        """Delete a service."""
         query = "" if grace is None else f"?grace={grace:g}"
         wait = (
             wire_tuning.TIMING.teardown_grace_seconds if grace is None else grace
         ) + wire_tuning.TIMING.teardown_slack_seconds
         path = routes.workload(namespace, name) + query
         answer = self.ask("DELETE", path, timeout=wait + wire_tuning.TIMING.answer_margin_seconds)
-        return list(json.loads(answer)["left"])
+        return messages.decode(Teardown, answer)
 
     def get_token(
         self,
@@ -182,7 +182,7 @@ class Controller:
         """The lines that the pods of a workload wrote, the oldest first."""
         query = urlencode(_without_none(follow=str(follow).lower(), tail=tail, pod=pod))
         path = f"{routes.workload(namespace, name, 'logs')}?{query}"
-        return _log_lines(self._request("GET", path, timeout=None if follow else 60.0))
+        return _log_lines(self.request("GET", path, timeout=None if follow else 60.0))
 
     # ------------------------------------------------------------------------------------ deploy
 
@@ -191,7 +191,7 @@ class Controller:
         path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
         body = itertools.chain((messages.encode(deploy) + b"\n",), packed)
         headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
-        return self._request("POST", path, body=body, headers=headers, timeout=silence)
+        return self.request("POST", path, body=body, headers=headers, timeout=silence)
 
     def upload(self, packed: Iterable[bytes], namespace: str) -> None:
         """Store blobs of a namespace, as `datastore.transfer.compressed` has them."""
@@ -208,12 +208,22 @@ class Controller:
 
     def get_blob(self, digest: str, namespace: str) -> bytes:
         """A small blob of a namespace."""
+        return self.get_blobs([digest], namespace)[digest]
+
+    def get_blobs(self, digests: Sequence[str], namespace: str) -> dict[str, bytes]:
+        """Blobs of a namespace, such as the files of a project, by digest."""
         import zstandard  # noqa: PLC0415  # few programs ask for one
 
-        body = json.dumps({"blobs": [digest]}).encode()
-        packed = self.ask("POST", _with_namespace(routes.BLOBS_FETCH, namespace), body=body)
-        records = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
-        return b"".join(piece for _, _, piece in blobs.Unpacker().feed(records))
+        content = {digest: bytearray() for digest in digests}
+        if digests:
+            body = json.dumps({"blobs": list(digests)}).encode()
+            packed = self.ask("POST", _with_namespace(routes.BLOBS_FETCH, namespace), body=body)
+            decompressor = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+            unpacker = blobs.Unpacker()
+            for digest, _, piece in unpacker.feed(decompressor.decompress(packed)):
+                content[digest] += piece
+            unpacker.close()
+        return {digest: bytes(data) for digest, data in content.items()}
 
     # ------------------------------------------------------------------------------ spawned calls
 
@@ -229,6 +239,14 @@ class Controller:
     def get_result(self, call_id: str) -> bytes:
         """The packed outcome of a spawned call that ended (`kubetorch.wire.calls`)."""
         return self.ask("GET", routes.call(call_id, "result"))
+
+    def get_record(self, call_id: str) -> RecordView:
+        """What a call was that can be replayed."""
+        return self._get(RecordView, routes.call(call_id, "record"))
+
+    def get_arguments(self, call_id: str) -> bytes:
+        """The packed record of a call (`kubetorch.wire.call_records`)."""
+        return self.ask("GET", routes.call(call_id, "arguments"))
 
     def cancel_call(self, call_id: str) -> None:
         """Cancel a spawned call, if it still runs."""
@@ -258,10 +276,10 @@ class Controller:
         headers: Mapping[str, str] | None = None,
         timeout: Timeout = ...,
     ) -> bytes:
-        with self._request(method, path, body=body, headers=headers, timeout=timeout) as response:
+        with self.request(method, path, body=body, headers=headers, timeout=timeout) as response:
             return response.read()
 
-    def _request(
+    def request(
         self,
         method: str,
         path: str,

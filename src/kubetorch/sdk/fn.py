@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from kubetorch.sdk import parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, unwrapped
 from kubetorch.sdk.module import Module
+from kubetorch.specs.callable import RecordMode
 
 if TYPE_CHECKING:
     from kubetorch.sdk.batching import Batched, ItemT, ResultT
@@ -52,6 +54,7 @@ def fn(
     prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Fn[[ItemT], ResultT]: ...
 @overload
 def fn(
@@ -65,6 +68,7 @@ def fn(
     prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Fn[P, R]: ...
 @overload
 def fn(
@@ -78,6 +82,7 @@ def fn(
     prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Fn[P, Iterator[Y]]: ...
 @overload
 def fn(
@@ -91,6 +96,7 @@ def fn(
     prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Fn[P, R]: ...
 @overload
 def fn(
@@ -104,6 +110,7 @@ def fn(
     prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Fn[..., Any]: ...
 def fn(  # noqa: PLR0913  # the documented parameters
     function_obj: Callable[..., Any] | None = None,
@@ -116,6 +123,7 @@ def fn(  # noqa: PLR0913  # the documented parameters
     prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    record: RecordMode | None = None,
 ) -> Fn[..., Any]:
     """Make a service of a function, or get the handle of one that exists.
 
@@ -134,6 +142,8 @@ def fn(  # noqa: PLR0913  # the documented parameters
         prefix_username: Whether the user name stands in front of the service's name; as
             `kt.config.prefix_username` says if not given. False finds the bare name alone.
         options: Options of its calls, as `.options(...)` takes them; that changes them further.
+        record: The calls that leave a record, with their arguments, for `kt replay`: `"failed"`,
+            `"all"` or `"none"`; as `KT_RECORD` says, or those that fail, if not given.
 
     Raises:
         SpecError: There is neither a function nor a name, or a pod could not import the function.
@@ -143,7 +153,7 @@ def fn(  # noqa: PLR0913  # the documented parameters
     function_obj = unwrapped(function_obj)
     if isinstance(function_obj, type):
         raise TypeError(f"{function_obj.__name__} is a class; use kt.cls({function_obj.__name__})")
-    return Fn._create(
+    handle: Fn[..., Any] = Fn._create(
         function_obj,
         Placement(sync_dir, remote_dir, remote_import_path),
         name=name,
@@ -152,3 +162,5 @@ def fn(  # noqa: PLR0913  # the documented parameters
         prefix_username=prefix_username,
         call_options=options,
     )
+    handle._record = None if record is None else parameters.record(record)
+    return handle

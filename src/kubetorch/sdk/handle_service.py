@@ -8,7 +8,7 @@ from kubetorch.errors import SpecError
 from kubetorch.sdk.cls import OF_COMPUTE
 from kubetorch.sdk.module import Module
 from kubetorch.specs import hints
-from kubetorch.specs.callable import SCALING_METHODS
+from kubetorch.specs.callable import OVERRIDABLE_METHODS
 from kubetorch.wire import introspection
 
 
@@ -32,7 +32,7 @@ class Service:
                     f"{module.name} has no compute", hint="deploy it with .to(kt.Compute(...))"
                 )
             return getattr(module.compute, name)
-        if name in SCALING_METHODS:
+        if name in OVERRIDABLE_METHODS:
             return getattr(Module, name).__get__(module)
         if not name.startswith("_") and hasattr(type(module), name):
             return object.__getattribute__(module, name)

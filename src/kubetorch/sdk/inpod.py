@@ -67,7 +67,7 @@ def is_deployed(definition: object) -> bool:
         return False
     importing = sys.modules.get(_IMPORTING)
     if importing is not None:
-        return runs_calls() and bool(importing.is_wanted(definition))
+        return runs_calls() and bool(importing.is_being_imported(definition))
     # A process that user code started imports the deployed file again.
     name = introspection.attribute(definition, "__module__")
     return type(name) is str and modules.file_of(sys.modules.get(name)) == deployed

@@ -31,7 +31,7 @@ from kubetorch.sdk.deploys.source import (
     working_directory,
 )
 from kubetorch.specs import hints, names
-from kubetorch.specs.callable import CallableKind, CallableRef
+from kubetorch.specs.callable import CallableKind, CallableRef, RecordMode
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import introspection, routes
@@ -106,6 +106,7 @@ class Module(Generic[HandleT]):
     """
 
     kind: ClassVar[CallableKind]
+    _record: RecordMode | None = None
     #: Attributes without a setter of their own.
     _PLAIN: ClassVar[frozenset[str]] = frozenset({"is_decorated"})
 
@@ -313,7 +314,8 @@ class Module(Generic[HandleT]):
     def _declared_ref(self) -> CallableRef:
         """The reference that a deploy sends for the code of this program."""
         assert self._source is not None
-        return self._source.ref()
+        record = self._record or parameters.record(environment.record(), "KT_RECORD")
+        return replace(self._source.ref(), record=record)
 
     @property
     def callable_name(self) -> str:
@@ -638,6 +640,37 @@ class Module(Generic[HandleT]):
 
         return await asyncio.to_thread(lambda: Module.autoscale(self, **settings))
 
+    # ------------------------------------------------------------------------------------- data
+
+    def refresh_data(self) -> dict[str, str]:
+        """Bring what the keys of `kt.Compute(data=)` hold now to all pods; calls go on.
+
+        Each path changes in one step once its content is there: files that are open stay as they
+        were. A class with a method `refresh_data` has its own;
+        `kt.service(handle).refresh_data()` is this one.
+
+        Returns:
+            The version at each path.
+
+        Raises:
+            SpecError: The service has no data.
+            DataStoreError: A key is missing, or a pod cannot store what it holds.
+            ServiceNotFoundError: It was not deployed.
+
+        Example:
+            >>> remote.refresh_data()
+            {'/models': '4'}
+        """
+        from kubetorch.sdk.data import mounts  # noqa: PLC0415  # for this alone
+
+        return mounts.refresh(self._session(), self._current_view())
+
+    async def refresh_data_async(self) -> dict[str, str]:
+        """Awaitable form of `refresh_data`."""
+        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
+
+        return await asyncio.to_thread(lambda: Module.refresh_data(self))
+
     def _current_view(self) -> WorkloadView:
         """The service as the controller describes it now."""
         if self._view is None:
@@ -654,10 +687,11 @@ class Module(Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            for remaining_object in backend.delete(
-                self._session(), self.namespace, self.service_name
-            ):
+            teardown = backend.delete(self._session(), self.namespace, self.service_name)
+            for remaining_object in teardown.remaining:
                 log.warning("the teardown of %s leaves %s", self.service_name, remaining_object)
+            if teardown.keys:
+                log.info("%s keys of the data store ended with it", teardown.keys)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -979,6 +1013,7 @@ class Module(Generic[HandleT]):
             "_reload_prefixes": self._reload_prefixes,
             "_prefix_username": self._prefix_username,
             "_options": replace(self._options, on_progress=None),
+            "_record": self._record,
             "_stream_logs": self._stream_logs,
             "_logging_config": self._logging_config,
         }

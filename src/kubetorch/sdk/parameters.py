@@ -10,11 +10,12 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast, get_args
 
 from kubetorch.errors import SerializationError, SpecError
 from kubetorch.lib import terminal
 from kubetorch.specs import quantity
+from kubetorch.specs.callable import RecordMode
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire.codecs import CODECS, encode_arguments
 
@@ -173,6 +174,13 @@ def init_args(value: object) -> dict[str, Any]:
         hint = "give plain values that the constructor makes it of, or pass it to a method"
         raise SpecError(error.message, hint=hint if is_general else error.hint) from error
     return dict(value)
+
+
+def record(value: object, name: str = "record") -> RecordMode:
+    """The calls that leave a record."""
+    if value not in get_args(RecordMode):
+        raise SpecError(f"{name} is {value!r}; it must be 'failed', 'all' or 'none'")
+    return cast("RecordMode", value)
 
 
 def expression(name: str, values: Mapping[str, Any], *, positional: str | None = None) -> str:

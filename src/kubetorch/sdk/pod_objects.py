@@ -11,7 +11,11 @@ from kubetorch.wire.messages import PodView, WorkloadView
 
 
 class Attributes(dict[str, Any]):
-    """A dictionary whose keys are attributes, too: `pod.status.phase`, `pod.status.pod_ip`."""
+    """A dictionary whose keys are attributes, too: `pod.status.phase`, `pod.status.pod_ip`.
+
+    A key that is absent raises `AttributeError`; `pod.status.get("reason")` is `None` then. Keys
+    that are methods of dictionaries are no attributes: `config_map["items"]`.
+    """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any value of the object
         if name in self:
@@ -21,13 +25,17 @@ class Attributes(dict[str, Any]):
         for key, value in self.items():
             if key.lower() == plain and not name.startswith("_"):
                 return value
-        raise AttributeError(f"there is no {name!r}; the keys are {', '.join(self)}")
+        raise AttributeError(
+            f"there is no {name!r}; the keys are {', '.join(self)}; .get({name!r}) is None"
+        )
 
 
-def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None) -> Attributes:
+def pod_object(
+    view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None
+) -> Attributes:
     """A pod of a workload, as its cluster describes it; without a cluster in the same form."""
     if described is None:
-        attributes = _attributes(_described(view, pod))
+        attributes = _attributes(_local_description(view, pod))
     else:
         status: dict[str, Any] = described.get("status") or {}
         if pod.phase == "Running":  # the agent has answered, maybe before the cluster knows it
@@ -37,9 +45,9 @@ def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = 
     return attributes
 
 
-def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
+def _local_description(view: WorkloadView, pod: PodView) -> dict[str, Any]:
     spec = view.spec
-    started = _moment(pod.started)
+    started = _iso_time(pod.started)
     is_ending = pod.phase == "Terminating"
     metadata = {
         "name": pod.name,
@@ -50,7 +58,8 @@ def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
         },
         "annotations": dict(spec.compute.annotations) or None,
         "creationTimestamp": started,
-        "deletionTimestamp": _moment(view.updated) if is_ending else None,
+        # Nobody keeps the time of its deletion: that of the last deploy stands for it.
+        "deletionTimestamp": _iso_time(view.updated) if is_ending else None,
     }
     status = {
         "phase": "Running" if is_ending else pod.phase,
@@ -64,7 +73,7 @@ def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
 
 
-def _moment(seconds: float) -> str | None:
+def _iso_time(seconds: float) -> str | None:
     if not seconds:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -41,7 +41,7 @@ from kubetorch.manifests import pod_security
 from kubetorch.sdk.calls import stream
 from kubetorch.sdk.transport.port_forward import PortForwardTransport
 from kubetorch.sdk.transport.session import Session
-from kubetorch.sdk.tuning import TIMING
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, messages, pod_commands, routes
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import PodView, WorkloadView
@@ -53,7 +53,35 @@ _READ_BYTES = 64 * 1024
 _PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
-def run(session: Session, view: WorkloadView, pod: PodView, command: str | None = None) -> int:
+#: Takes a piece of output; the byte before it says of which stream it is.
+Show = Callable[[bytes, bytes], None]
+
+
+def output(session: Session, view: WorkloadView, pod: PodView, command: str) -> tuple[int, str]:
+    """Run a command in a pod; its exit code, and the beginning of its standard output."""
+    written = bytearray()
+
+    def show(kind: bytes, data: bytes) -> None:
+        if kind != pod_commands.ERRORS and len(written) < LIMITS.pod_answer_bytes:
+            written.extend(data)
+
+    return run(session, view, pod, command, show), written.decode(errors="replace")
+
+
+def _show(kind: bytes, data: bytes) -> None:
+    stream = sys.stderr if kind == pod_commands.ERRORS else sys.stdout
+    with contextlib.suppress(BrokenPipeError):
+        stream.buffer.write(data)
+        stream.buffer.flush()
+
+
+def run(
+    session: Session,
+    view: WorkloadView,
+    pod: PodView,
+    command: str | None = None,
+    show: Show = _show,
+) -> int:
     """Run a shell in a pod on this program's standard streams; its exit code."""
     token = session.own_token(view)
     url = session.address(view, pod)
@@ -70,22 +98,25 @@ def run(session: Session, view: WorkloadView, pod: PodView, command: str | None 
         )
     except UpgradeRefusedError as error:
         raise exceptions.rebuild(exceptions.parse_json(error.body)) from error
-    return asyncio.run(_run(pod, upgraded, rest, command))
+    return asyncio.run(_run(pod, upgraded, rest, command, show))
 
 
-async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str | None) -> int:
+async def _run(
+    pod: PodView, upgraded: socket.socket, rest: bytes, command: str | None, show: Show
+) -> int:
     has_terminal = command is None and os.isatty(0) and os.isatty(1)
     open_message = ShellOpen(command=command)
     if has_terminal:
         columns, rows = shutil.get_terminal_size()
         kind = os.environ.get("TERM") or "xterm"
         open_message = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
-    client = _Client()
+    client = _Client(show)
     await websocket.adopt(
         upgraded, rest, client, max_message=wire_tuning.LIMITS.shell_message_bytes
     )
     client.say(open_message)
-    with _terminal(client.resize) if has_terminal else contextlib.nullcontext(), client.attached():
+    terminal = _terminal(client.resize) if has_terminal else contextlib.nullcontext()
+    with terminal, client.attached(has_input=show is _show):
         code = await client.exited
     if code is None:
         raise AgentDiedError(pod.name, f"the shell was lost: {client.reason}")
@@ -93,7 +124,8 @@ async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str 
 
 
 class _Client(Endpoint):
-    def __init__(self) -> None:
+    def __init__(self, show: Show) -> None:
+        self._show = show
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
         self.exited: asyncio.Future[int | None] = self._loop.create_future()
@@ -109,15 +141,18 @@ class _Client(Endpoint):
         self.say(ShellResize(rows=rows, columns=columns))
 
     @contextlib.contextmanager
-    def attached(self) -> Iterator[None]:
-        """Pass the standard input on."""
-        passing = self._loop.create_task(self._pass_input())
+    def attached(self, *, has_input: bool) -> Iterator[None]:
+        """Pass the standard input on, if the shell has one."""
+        passing = self._loop.create_task(self._pass_input() if has_input else self._end_input())
         try:
             yield
         finally:
             passing.cancel()
             if self._connection is not None:
                 self._connection.abort("the shell has ended")
+
+    async def _end_input(self) -> None:
+        self.say(ShellEnd())
 
     async def _pass_input(self) -> None:
         """Send the standard input to its end, as fast as the pod reads it."""
@@ -150,12 +185,6 @@ class _Client(Endpoint):
     def _end(self, code: int | None) -> None:
         if not self.exited.done():
             self.exited.set_result(code)
-
-    def _show(self, kind: bytes, data: bytes) -> None:
-        stream = sys.stderr if kind == pod_commands.ERRORS else sys.stdout
-        with contextlib.suppress(BrokenPipeError):
-            stream.buffer.write(data)
-            stream.buffer.flush()
 
 
 # ---------------------------------------------------------------------------------- in a volume

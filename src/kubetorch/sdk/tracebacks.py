@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from kubetorch.errors import KubetorchError, RemoteTraceback
 from kubetorch.lib import modules, terminal
 from kubetorch.wire import introspection
-from kubetorch.wire.introspection import of_error, set_of_error
+from kubetorch.wire.introspection import error_attribute, set_error_attribute
 
 #: Environment variable; `full` shows all frames.
 VARIABLE = "KT_TRACEBACK"
@@ -64,7 +64,7 @@ def interruption(error: BaseException) -> str | None:
         return None
     # An event loop raises another one, after the work in it was cancelled.
     chain = list(_chain(error))
-    traces = [of_error(exception, "__traceback__") for exception in chain]
+    traces = [error_attribute(exception, "__traceback__") for exception in chain]
     files = [file for trace in traces for file in _files(trace) if _is_ours(file)]
     if not files:
         return None
@@ -84,27 +84,31 @@ def shorten(error: BaseException) -> TracebackType | None:
     for exception in chain:
         _explain_await(exception)
         if _is_intended(exception):
-            set_of_error(
-                exception, "__traceback__", _user_traceback(of_error(exception, "__traceback__"))
+            set_error_attribute(
+                exception,
+                "__traceback__",
+                _user_traceback(error_attribute(exception, "__traceback__")),
             )
     for exception in chain:
         cause = _cause(exception)
         if cause is not None and not _is_useful(cause, exception):
-            set_of_error(exception, "__cause__", None)
-            set_of_error(exception, "__context__", None)
-    return of_error(error, "__traceback__")  # type: ignore[no-any-return]
+            set_error_attribute(exception, "__cause__", None)
+            set_error_attribute(exception, "__context__", None)
+    return error_attribute(error, "__traceback__")  # type: ignore[no-any-return]
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    cause = of_error(error, "__cause__")
-    return of_error(error, "__context__") if cause is None else cause  # type: ignore[no-any-return]
+    cause = error_attribute(error, "__cause__")
+    return error_attribute(error, "__context__") if cause is None else cause  # type: ignore[no-any-return]
 
 
 def _is_useful(cause: BaseException, error: BaseException) -> bool:
     """True if the cause of an error was raised at a line of the user's."""
     if isinstance(cause, RemoteTraceback):
         return 'File "' in str(cause)
-    return of_error(cause, "__traceback__") is not None or not isinstance(error, KubetorchError)
+    return error_attribute(cause, "__traceback__") is not None or not isinstance(
+        error, KubetorchError
+    )
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -156,15 +160,18 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         if exception is not None and id(exception) not in seen_ids:
             seen_ids.add(id(exception))
             yield exception
-            pending += [of_error(exception, "__cause__"), of_error(exception, "__context__")]
+            pending += [
+                error_attribute(exception, "__cause__"),
+                error_attribute(exception, "__context__"),
+            ]
 
 
 def _is_intended(error: BaseException) -> bool:
     """True if an exception was raised on purpose, and is no defect of Kubetorch."""
-    cause = of_error(error, "__cause__")
+    cause = error_attribute(error, "__cause__")
     if isinstance(error, KubetorchError) or isinstance(cause, RemoteTraceback):
         return True
-    last: TracebackType | None = of_error(error, "__traceback__")
+    last: TracebackType | None = error_attribute(error, "__traceback__")
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     if last is None or not _is_ours(last.tb_frame.f_code.co_filename):
@@ -206,7 +213,7 @@ def _explain_await(error: BaseException) -> None:
     """Add to Python's error about `await remote(1)` how a call is awaited."""
     if type(error) is not TypeError or not _NOT_AWAITABLE.search(str(error)):
         return
-    last = of_error(error, "__traceback__")
+    last = error_attribute(error, "__traceback__")
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     # Values of the program may raise when they are looked at.

@@ -8,6 +8,10 @@ from kubetorch.lib.tuning import Table
 class Timing(Table):
     """Times of the client; in seconds, unless a name says another unit."""
 
+    # ------------------------------------------------------------------ the data store
+    #: Pause before the second attempt to move blobs that were damaged on their way.
+    data_retry_seconds: float = 0.2
+
     # ------------------------------------------------------------------ code in pods
     #: Pause between two values of one name that a process reports by `kt.metric`.
     metric_interval_seconds: float = 0.1
@@ -25,6 +29,31 @@ class Timing(Table):
     call_accepted_seconds: float = 1.0
     #: Time that a recalled call gets to report its end.
     recalled_call_seconds: float = 0.2
+
+    # ------------------------------------------------------------------ the data store
+    #: A pod that sends nothing for so long is given up, and another one, or the store, is asked.
+    peer_silence_seconds: float = 20.0
+    #: The same of a pod that gets a version itself and says that nothing came: it waits for its own
+    #: source, which may be silent, and the one after that, too.
+    waiting_peer_seconds: float = 60.0
+    #: A get that the store serves asks after so long whether a pod has room by now.
+    store_question_seconds: float = 2.0
+    #: Pause before a pod that gets a version itself is asked for more of it.
+    peer_pause_seconds: float = 0.1
+    #: A pod is given up that sends less than `slow_peer_bytes_per_second` for so long.
+    peer_pace_seconds: float = 5.0
+    #: Pause between two questions whether a window is closed.
+    window_poll_seconds: float = 0.2
+    #: A window that is not closed by then fails, unless it has a longer timeout itself.
+    window_longest_seconds: float = 600.0
+    #: Pause between two questions for the blobs of a put that runs on: the store collects blobs
+    #: that no key has and were not asked for during ten minutes.
+    blob_renewal_seconds: float = 240.0
+    #: Age up to which a chunk in the cache of tensors is not deleted: a get makes the chunks that
+    #: it will read young, and other processes put and get meanwhile.
+    young_chunk_seconds: float = 600.0
+    #: A collection of garbage reads the names of all blobs, and the manifests of all keys.
+    collection_seconds: float = 600.0
 
     # ------------------------------------------------------------------ ways to pods
     #: Time for which calls wait for pods and a controller that are reached directly.
@@ -172,6 +201,25 @@ class Timing(Table):
     #: Age at which that pod ends by itself, if the program could not delete it.
     shell_pod_seconds: int = 24 * 3600
 
+    #: Time after which output without room to wait in checks whether the user is at a prompt.
+    debug_room_seconds: float = 0.1
+    #: Pause between two interrupts of a prompt whose debugger is over.
+    debug_interrupt_seconds: float = 0.2
+    #: Time that a debugger in a pod has to complete a name; a user who types waits no longer.
+    debug_completion_seconds: float = 1.0
+    #: Time that the debug adapter has to start, to attach and to end: it is on this machine.
+    debug_adapter_seconds: float = 15.0
+    #: Time in which a client leaves that is told that the session has ended.
+    debug_farewell_seconds: float = 2.0
+    #: Time in which a client of the adapter that has connected asks to attach.
+    debug_client_seconds: float = 60.0
+    #: Time that a browser has to send a request to the page of a debugger.
+    debug_page_seconds: float = 30.0
+    #: Time in which what dials the adapter begins a message, while others wait.
+    debug_client_begin_seconds: float = 5.0
+    #: Pause between two looks whether the debugger is over while no client has come.
+    debug_client_poll_seconds: float = 0.2
+
     # ------------------------------------------------------------------ inside pods, and `kt`
     #: Pause between two reads of the members while pods are awaited.
     members_poll_seconds: float = 0.05
@@ -183,6 +231,9 @@ class Timing(Table):
     pod_question_seconds: float = 10.0
 
     def __post_init__(self) -> None:
+        assert self.waiting_peer_seconds > 2 * self.peer_silence_seconds, (
+            "a pod that lost two sources in a row goes on before those that get from it leave it"
+        )
         assert self.direct_patience_seconds < self.ingress_patience_seconds, (
             "calls wait longer where an ingress may restart, too"
         )
@@ -211,6 +262,46 @@ class Timing(Table):
 
 class Limits(Table):
     """Bytes and counts that the client keeps or sends at most."""
+
+    # ------------------------------------------------------------------ debuggers
+    #: What a pod answers about its debuggers, and what a command for this program writes in a pod.
+    pod_answer_bytes: int = 1024 * 1024
+    #: Messages of a debugger that wait to be shown; the rest stays in the pod. At a prompt half of
+    #: them may be output, and the rest of it is dropped.
+    debug_messages: int = 64
+    #: Output of one command on the page of a debugger, which a browser has to lay out.
+    debug_page_bytes: int = 1024 * 1024
+    #: Line of the header of a message of a debug adapter.
+    debug_adapter_header_bytes: int = 1024
+    #: Message of a debug adapter: a value that a client asks for in full.
+    debug_adapter_message_bytes: int = 256 * 1024 * 1024
+    #: Error of a replayed call on the one line that counts how runs end.
+    replay_error_characters: int = 200
+    #: Commands in the history of debuggers.
+    debug_history_lines: int = 1000
+
+    # ------------------------------------------------------------------ the data store
+    #: Blobs that one request names: with their lengths they take less than a controller reads.
+    named_blobs: int = 100_000
+    #: Pods that fetch new versions of their data at once, for one `refresh_data`.
+    refreshed_pods: int = 32
+    #: Bytes that a get receives in a second at least: the store keeps for it what it reads, though
+    #: the keys are put again meanwhile.
+    slow_get_bytes_per_second: int = 10_000_000
+    #: A pod that sends less is worse than the store, however busy that is.
+    slow_peer_bytes_per_second: int = 50_000
+    #: A get in a pod of so many bytes gets them from the pods that get them, too, at the same time:
+    #: that costs two questions.
+    joined_get_bytes: int = 4 * 1024**2
+    #: Streams of one put or get: two keep both ends of a fast network busy, the others hide its
+    #: delays.
+    data_streams: int = 3
+    #: Blobs of one stream; streams times this is what a put has in memory.
+    data_batch_bytes: int = 4 * 1024**2
+    #: Piece of a blob that is copied into a request.
+    data_piece_bytes: int = 512 * 1024
+    #: Attempts to send a blob that was damaged on its way, or to read files that change.
+    data_attempts: int = 3
 
     # ------------------------------------------------------------------ calls
     #: Pods that may refuse a call because another one is less busy; the next one takes it.
@@ -254,6 +345,14 @@ class Limits(Table):
     joined_message_bytes: int = 64 * 1024
     #: Payload from which on it lies in memory of its own, aligned as pages are.
     mapped_payload_bytes: int = 1024 * 1024
+    #: Arguments that an event loop writes into a memory file itself; larger ones, a thread does.
+    memory_file_at_once_bytes: int = 4 * 1024 * 1024
+    #: Value of a reference from which on it lies in a memory file, which takes a descriptor.
+    reference_memory_file_bytes: int = 256 * 1024
+    #: References among the arguments of one call, whose identities travel in one frame.
+    call_references: int = 250
+    #: How often a call is made again since its pod lacks the value of a reference.
+    reference_attempts: int = 2
     #: Reports of progress that wait for their reader; the oldest go first.
     progress_reports: int = 256
     #: Bytes that wait for the tunnel's thread before reading the far side pauses.

@@ -132,7 +132,7 @@ class Volume:
             )
         elif namespace is not None or not _may_be_elsewhere(claim):
             raise backend.session().ask(
-                lambda controller: missing(controller, claim, searched_namespace)
+                lambda controller: not_found_error(controller, claim, searched_namespace)
             )
         return volume
 
@@ -312,7 +312,9 @@ class Volume:
         view = self._view()
         if view is None:
             namespace, claim = self.namespace, self.pvc_name
-            raise backend.session().ask(lambda controller: missing(controller, claim, namespace))
+            raise backend.session().ask(
+                lambda controller: not_found_error(controller, claim, namespace)
+            )
         return view
 
     # ------------------------------------------------------------------------------- as a value
@@ -360,7 +362,7 @@ def _may_be_elsewhere(claim: str) -> bool:
     return any(volume.claim == claim for volume in volumes)
 
 
-def missing(controller: Controller, claim: str, namespace: str) -> VolumeNotFoundError:
+def not_found_error(controller: Controller, claim: str, namespace: str) -> VolumeNotFoundError:
     hint = (
         f"kt volumes list -n {namespace} shows the volumes; namespace=... looks for the volume "
         f"in another namespace, kt.Compute(volumes=[{claim!r}]) in that of the service"

@@ -51,10 +51,15 @@ CallableKind = Literal["fn", "cls", "app"]
 #: A method that every class has besides its own: it lists the callable names of the instance.
 CALLABLES = "__callables__"
 #: Methods of handles that a method of the user's class goes before.
-SCALING_METHODS = ("autoscale", "autoscale_async", "stats", "stats_async")
+OVERRIDABLE_METHODS = (
+    *("autoscale", "autoscale_async", "refresh_data", "refresh_data_async"),
+    *("stats", "stats_async"),
+)
 #: The chain of waiting calls of a call that a worker makes outside of the context of any call.
 UNKNOWN_CHAIN = "?"
 OnReplace = Literal["warn", "error"]
+#: The calls that leave a record for `kt replay`.
+RecordMode = Literal["failed", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class CallableRef:
             warning, or an error instead of a run.
         app: The app, for that kind; `module` is then the file that declared it, if there is one.
         code: Digest of the callable's own text in its file; empty without a file.
+        record: The calls that leave a record with their arguments.
     """
 
     kind: CallableKind
@@ -104,12 +110,18 @@ class CallableRef:
     app: AppSpec | None = None
     code: str = ""
     own_methods: tuple[str, ...] = ()
+    record: RecordMode = "failed"
 
     def options_of(self, method: str | None) -> frozenset[str]:
         """The keywords of `own_options` of a function, or of a method of a class."""
         prefix = f"{method or '__call__'}." if self.kind == "cls" else ""
         option_names = (name for name in self.own_options if name.startswith(prefix))
         return frozenset(name[len(prefix) :] for name in option_names)
+
+    @property
+    def largest_batch(self) -> int:
+        """Calls that run together at most, in one slot; 1 without a batched method."""
+        return max((method.max_size for method in self.batched), default=1)
 
     def batch_size_of(self, method: str | None) -> int:
         """Calls of a method or function that run together at most; 0 if it is not batched."""

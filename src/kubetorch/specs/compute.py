@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kubetorch.errors import SpecError
 from kubetorch.specs.autoscaling import AutoscalingSpec
+from kubetorch.specs.data import DataMount
 from kubetorch.specs.distribution import AGENT_PORT as AGENT_PORT
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -97,6 +98,7 @@ class ComputeSpec:
         max_queue: Calls that may wait for a process; `None` is 10,000.
         num_proc: Processes of a pod outside of `distribute`, a number or `auto`.
         dispatch: Whether a call goes to `all` pods, or to `any` one of them.
+        data: Keys of the data store that pods have at paths, in the order of the paths.
     """
 
     cpus: str | None = None
@@ -141,6 +143,7 @@ class ComputeSpec:
     max_queue: int | None = None
     num_proc: int | Literal["auto"] | None = None
     dispatch: Dispatch = "all"
+    data: tuple[DataMount, ...] = ()
 
     @property
     def is_selector_only(self) -> bool:
@@ -182,7 +185,7 @@ class ComputeSpec:
         For an autoscaled service it is the fewest at any time, at least one.
         """
         if self.autoscaling is not None:
-            return max(1, self.autoscaling.least)
+            return max(1, self.autoscaling.fewest_pods)
         workers = self.distribution.workers if self.distribution is not None else None
         return workers or self.replicas
 

@@ -102,11 +102,6 @@ _IDLE = 'inactivity_ttl="30m"'
 _CLOCK = 'min_scale={"0 8 * * 1-5": 4, "0 20 * * *": 0}, timezone="Europe/Berlin"'
 _LATE = 'scale_down_delay="5m", of the last pod scale_to_zero_pod_retention_period="10m"'
 
-_RM = (
-    "kt rm will be the data store's, which this release does not have; "
-    "kt teardown {name} deletes a service"
-)
-
 _APT = '.run_bash("apt-get update && apt-get install -y ffmpeg")'
 _BASE = 'kt.Image(image_id="python:3.12-slim")'
 _COPY = '.copy("./data", "/data")'
@@ -365,9 +360,7 @@ WORDS: Mapping[Subject, Mapping[str, str]] = {
     },
     "kt": {
         "ps": "kt list",
-        "ls": "kt list",
         "services": "kt list",
-        "get": "kt list, or kt describe {name}",
         "show": "kt describe {name}",
         "info": "kt describe {name}",
         "stop": "kt teardown {name}",
@@ -377,8 +370,6 @@ WORDS: Mapping[Subject, Mapping[str, str]] = {
         "kill": "kt teardown {name}",
         "destroy": "kt teardown {name}",
         "remove": "kt teardown {name}",
-        "rm": _RM,
-        "put": "kt put will be the data store's, which this release does not have",
         "cp": "compute.rsync(...) copies files to pods, kt ssh runs commands there",
         "restart": "kt deploy has the code loaded anew; after kt teardown {name} in new pods",
         "reload": "kt deploy has the code loaded anew",

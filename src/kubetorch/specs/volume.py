@@ -121,22 +121,22 @@ def check_claim(name: object, *, parameter: str = "pvc") -> str:
     return name
 
 
-def check_mount_path(path: object) -> str:
+def check_mount_path(path: object, parameter: str = "mount_path") -> str:
     if not isinstance(path, str) or not path:
         raise SpecError(
-            f"mount_path is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'
+            f"{parameter} is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'
         )
     cleaned = "/" + posixpath.normpath(path).lstrip("/")
     is_unsafe = ".." in path.split("/") or ":" in path or "\0" in path
     if not path.startswith("/") or cleaned == "/" or is_unsafe:
         raise SpecError(
-            f"mount_path is {path!r}; it must be an absolute path below '/', such as '/data'"
+            f"{parameter} is {path!r}; it must be an absolute path below '/', such as '/data'"
         )
     if (
         cleaned.startswith(tuple(f"{taken}/" for taken in _SYSTEM_FOLDERS))
         or cleaned in _SYSTEM_FOLDERS
     ):
         raise SpecError(
-            f"mount_path is {path!r}; {', '.join(_SYSTEM_FOLDERS)} are the system's own"
+            f"{parameter} is {path!r}; {', '.join(_SYSTEM_FOLDERS)} are the system's own"
         )
     return cleaned

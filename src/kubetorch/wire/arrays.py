@@ -156,7 +156,7 @@ def _unpack_numbers(unpacker: Unpacker, dtype: object, position: object) -> list
         if expect(dtype, str) != ("<f8" if sys.byteorder == "little" else ">f8"):
             raise
         return buffer.cast("d").tolist()
-    return list(numpy.frombuffer(buffer, dtypes.named(expect(dtype, str))))
+    return list(numpy.frombuffer(buffer, dtypes.plain_dtype(expect(dtype, str))))
 
 
 def _unpack_text(unpacker: Unpacker, text: object) -> Any:  # noqa: ANN401  # a scalar
@@ -763,6 +763,7 @@ def _validate(pyarrow: Any, table: Any) -> None:  # noqa: ANN401  # of Arrow
             (chunk.view(data) if is_plain else chunk).validate(full=True)
             if column.type.num_fields:
                 arrow_streams.check_references(pyarrow, chunk)
+            arrow_streams.check_views(pyarrow, chunk)
 
 
 def _is_ascii(buffer: Any) -> bool:  # noqa: ANN401  # of Arrow, or none

@@ -25,6 +25,9 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _TEXT_KINDS = (5, 20, 24)
 #: The kind of a field of runs; its second inner field has the repeated values.
 _RUNS = 22
+#: Numbers of 4 bytes in a view: its size, its begin, its piece and offset; and the size up to which
+#: the view itself has its bytes.
+_VIEW_WORDS, _INLINE_BYTES = 4, 12
 #: Levels of fields in fields, and bytes that a field has in a schema at least.
 _LEVELS, _FIELD_BYTES = 100, 16
 
@@ -132,6 +135,37 @@ def check_references(pyarrow: Any, array: Any) -> None:  # noqa: ANN401  # of Ar
     for inner_array in inner:
         if inner_array.type.num_fields:
             check_references(pyarrow, inner_array)
+
+
+def check_views(pyarrow: Any, array: Any) -> None:  # noqa: ANN401  # of Arrow
+    """Refuse an array of views of which one lies outside of its data, also where the row is null.
+
+    Arrow validates the views of other rows alone, but its casts read all of them.
+    """
+    kind, types = array.type, pyarrow.types
+    if types.is_dictionary(kind):
+        check_views(pyarrow, array.dictionary)
+    elif hasattr(array, "values"):
+        check_views(pyarrow, array.values)
+    elif types.is_struct(kind) or types.is_union(kind):
+        for number in range(kind.num_fields):
+            check_views(pyarrow, array.field(number))
+    elif (types.is_string_view(kind) or types.is_binary_view(kind)) and array.null_count:
+        _check_null_views(pyarrow, array)
+
+
+def _check_null_views(pyarrow: Any, array: Any) -> None:  # noqa: ANN401  # of Arrow
+    _, views, *pieces = array.buffers()
+    end = array.offset + len(array)
+    words = memoryview(views)[: _VIEW_WORDS * 4 * end].cast("i")
+    rows = pyarrow.array(range(array.offset, end), pyarrow.int64()).filter(array.is_null())
+    for row in rows.to_pylist():
+        size, _, piece, offset = words[_VIEW_WORDS * row : _VIEW_WORDS * (row + 1)]
+        is_inside = 0 <= size <= _INLINE_BYTES or (
+            0 <= piece < len(pieces) and offset >= 0 and 0 < size <= pieces[piece].size - offset
+        )
+        if not is_inside:
+            raise ValueError(f"an array of {array.type!s:.80} with a view outside of its data")
 
 
 def _parse_message(message: memoryview) -> tuple[int, _FlatTable, int]:

@@ -129,7 +129,8 @@ def check_answer(codec: str, requested_codec: str) -> None:
     if codec == "pickle" and requested_codec != "pickle":
         raise SerializationError(
             "the pod answered with a pickle, which this program has not asked for",
-            hint='serialization="pickle" asks for it; unpickling runs code of the pod',
+            hint='serialization="pickle", or kt replay --trust at a terminal, asks for it; '
+            "unpickling runs code of the pod",
         )
 
 

@@ -20,8 +20,9 @@ from kubetorch.wire.values import expect
 _INTEGERS = frozenset({int})
 #: Dimensions of an array: the product of more dimensions would take long.
 _DIMENSIONS = 64
-#: Levels of a dtype that has fields, and bytes of an element.
-_DEPTH, _ELEMENT_BYTES = 16, 2**31 - 1
+#: Levels of a dtype that has fields.
+_DEPTH = 16
+_ELEMENT_BYTES = 2**31 - 1
 #: The fields that may share each byte of an element, on average.
 _FIELDS_PER_BYTE = 16
 # NumPy divides by the multiplier of a unit of time, so it is not 0.
@@ -86,7 +87,7 @@ def parse(described: object) -> Any:  # noqa: ANN401  # a dtype
 
 def _parse(described: object, depth: int) -> Any:  # noqa: ANN401  # a dtype
     if type(described) is str:
-        return named(described)
+        return plain_dtype(described)
     if depth > _DEPTH:
         raise ValueError("a dtype nested too deep")
     numpy = sys.modules["numpy"]
@@ -103,11 +104,11 @@ def _parse(described: object, depth: int) -> Any:  # noqa: ANN401  # a dtype
     if not is_even or len(set(keys)) != len(keys):
         raise ValueError("a dtype whose fields do not fit each other")
     _check_size(itemsize)
-    kinds = [_parse(inner_format, depth + 1) for inner_format in formats]
-    ends = [offset + kind.itemsize for offset, kind in zip(offsets, kinds, strict=True)]
+    field_dtypes = [_parse(inner_format, depth + 1) for inner_format in formats]
+    ends = [offset + dtype.itemsize for offset, dtype in zip(offsets, field_dtypes, strict=True)]
     if max(ends, default=0) > itemsize or sum(ends) - sum(offsets) > _FIELDS_PER_BYTE * itemsize:
         raise ValueError(f"a dtype of {itemsize} bytes whose fields do not lie in it")
-    parts = {"names": names, "titles": titles, "formats": kinds, "offsets": offsets}
+    parts = {"names": names, "titles": titles, "formats": field_dtypes, "offsets": offsets}
     return numpy.dtype({**parts, "itemsize": itemsize})
 
 
@@ -117,11 +118,11 @@ def _check_size(size: int) -> None:
 
 
 @functools.lru_cache(64)
-def named(name: str) -> Any:  # noqa: ANN401  # a dtype
+def plain_dtype(name: str) -> Any:  # noqa: ANN401  # a dtype
     """The dtype of this name, which has no fields."""
     match = _DTYPE.fullmatch(name)
     if match is None:
-        raise ValueError(f"the dtype {name!r:.80}")
+        raise ValueError(f"the dtype {name!r:.80} is not supported")
     _check_size(int(match[2]) * (4 if match[1] == "U" else 1))
     _check_size(int(match[4] or 1))
     return sys.modules["numpy"].dtype(name)

@@ -30,15 +30,15 @@ from kubetorch import errors
 from kubetorch.wire import codecs
 from kubetorch.wire.introspection import (
     attempt,
+    class_attribute,
+    error_attribute,
     is_a,
     module_of,
     name_of,
-    of_class,
     safely,
+    set_error_attribute,
     shown,
 )
-from kubetorch.wire.introspection import of_error as _of_error
-from kubetorch.wire.introspection import set_of_error as _set_of_error
 from kubetorch.wire.tuning import LIMITS
 from kubetorch.wire.values import EXACT, decode, encode
 
@@ -194,12 +194,12 @@ def parse_json(body: bytes | memoryview) -> Failure:
 
 def trace_of(error: BaseException) -> TracebackType | None:
     """The `__traceback__` of an exception."""
-    return _of_error(error, "__traceback__")  # type: ignore[no-any-return]
+    return error_attribute(error, "__traceback__")  # type: ignore[no-any-return]
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
     """A copy of the `__dict__` of an exception, without keys and notes that are no text."""
-    attributes = dict(_of_error(error, "__dict__"))
+    attributes = dict(error_attribute(error, "__dict__"))
     notes = attributes.pop("__notes__", None)
     if is_a(notes, list):
         texts = [
@@ -247,7 +247,7 @@ def describe(
     """
     cls = type(error)
     own_error = error if _is_own(error) else None
-    cause, above = _of_error(error, "__cause__"), (*above, error)
+    cause, above = error_attribute(error, "__cause__"), (*above, error)
     described_cause = None
     if (
         cause is not None
@@ -255,7 +255,7 @@ def describe(
         and not _ends_causes(cause, above)
     ):
         described_cause = describe(cause, skip=skip, above=above).to_dict()
-    values = _plain_values({"args": list(_of_error(error, "args")), **attributes_of(error)})
+    values = _plain_values({"args": list(error_attribute(error, "args")), **attributes_of(error)})
     members = _members(error, values, above) if own_error is None else {}
     args = values.pop("args", None)
     return Failure(
@@ -265,7 +265,7 @@ def describe(
         pod_name=pod_name,
         module=_shortened(module_of(cls), LIMITS.failure_name_characters),
         qualname=_shortened(
-            str.__str__(of_class(cls, "__qualname__")), LIMITS.failure_name_characters
+            str.__str__(class_attribute(cls, "__qualname__")), LIMITS.failure_name_characters
         ),
         args=args,
         state=values if own_error is None else safely(own_error.to_state, {}),
@@ -323,7 +323,7 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
         return formatted
     # The user's __cause__ or __notes__ may raise.
     frames = "".join(safely(traceback.format_tb, [], trace))
-    qualname = str.__str__(of_class(type(error), "__qualname__"))
+    qualname = str.__str__(class_attribute(type(error), "__qualname__"))
     return f"Traceback (most recent call last):\n{frames}{qualname}: {_message(error)}\n"
 
 
@@ -351,7 +351,7 @@ def _text(error: BaseException) -> str:
     """The `str` of an exception, or the nearest text that the user wrote."""
     if _is_own(error):
         return _escape_surrogates(error.message)
-    args = _of_error(error, "args")
+    args = error_attribute(error, "args")
     makes_text = safely(lambda: type(error).__str__, None)
     if makes_text is not KeyError.__str__ or len(args) != 1:
         return _escape_surrogates(str.__str__(str(error)))
@@ -429,16 +429,16 @@ def _members(
 def _attributes_to_tag(
     error: BaseException, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    args = _of_error(error, "args")
+    args = error_attribute(error, "args")
     if "args" not in values or not _survives_json(list(args)):
         yield "args", args
     if (module_of(type(error)), name_of(type(error))) == _PYDANTIC:
         yield _PYDANTIC_MEMBER, safely(_of_pydantic, None, error)
     # Attributes that are not in the `__dict__`: those of built-in classes, and of `__slots__`.
-    for cls in of_class(type(error), "__mro__"):
+    for cls in class_attribute(type(error), "__mro__"):
         if cls is BaseException:
             break
-        for name, kind in of_class(cls, "__dict__").items():
+        for name, kind in class_attribute(cls, "__dict__").items():
             is_slot = is_a(kind, (MemberDescriptorType, GetSetDescriptorType))
             if is_slot and not name.startswith("__") and name not in _REDUNDANT_ATTRIBUTES:
                 value = safely(kind.__get__, None, error)  # raises if it was never set
@@ -655,9 +655,9 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
         set_attempts(error, failure.attempts)
     if failure.traceback:
         trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
-        _set_of_error(error, "__cause__", trace)
+        set_error_attribute(error, "__cause__", trace)
     elif failure.cause is not None:
-        _set_of_error(error, "__cause__", rebuild(parse(failure.cause), modules=modules))
+        set_error_attribute(error, "__cause__", rebuild(parse(failure.cause), modules=modules))
     return error
 
 
@@ -723,7 +723,7 @@ def _instance(
 
     The constructor runs for built-in classes only, whose state lives in C.
     """
-    bases = of_class(cls, "__mro__")
+    bases = class_attribute(cls, "__mro__")
     builtin: Any = next(base for base in bases if module_of(base) == "builtins")
     # The first maker fails if the class has its own signature.
     makers: list[Callable[..., Any]] = [lambda: cls.__new__(cls, *args)]
@@ -733,7 +733,7 @@ def _instance(
     for make in makers:
         error = attempt(make, None)
         if is_a(error, cls):
-            _set_of_error(error, "args", tuple(args))
+            set_error_attribute(error, "args", tuple(args))
             for name, value in attributes.items():
                 set_attribute(error, name, value)
             return error
@@ -746,12 +746,12 @@ def with_text(
     """An exception of a subclass whose text is `text`, if the class makes another text here."""
 
     def reduce(self: Exception) -> tuple[Any, ...]:
-        return with_text, (cls, text, _of_error(self, "args"), attributes_of(self))
+        return with_text, (cls, text, error_attribute(self, "args"), attributes_of(self))
 
     members = {
         "__module__": module_of(cls),
-        "__qualname__": str.__str__(of_class(cls, "__qualname__")),
-        "__doc__": of_class(cls, "__dict__").get("__doc__"),
+        "__qualname__": str.__str__(class_attribute(cls, "__qualname__")),
+        "__doc__": class_attribute(cls, "__dict__").get("__doc__"),
         "__str__": lambda _: text,
         "__reduce__": reduce,
     }

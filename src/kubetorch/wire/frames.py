@@ -8,7 +8,7 @@
 
 All integers are big-endian. A call is a number that the client chose, unique on its stream:
 
-    client  OPEN DATA*                            CANCEL?
+    client  OPEN DATA*                            CANCEL?                          RELEASE?
     agent   (ACCEPTED | QUEUED | BEGUN)* (LOG | PROGRESS | YIELD)*    RESULT | ERROR
 
 A payload that is longer than `chunk_bytes` follows its OPEN, RESULT or YIELD frame in DATA frames,
@@ -16,6 +16,10 @@ which have no meta; `Body.total` is the length of the whole payload. DATA frames
 interleave. CREDIT allows the sender of a payload so many more bytes of one call; a LOG counts with
 its meta, every other frame with its payload. ACK has the number of frames of the stream that have
 arrived, so that the other end can forget them; ACK, WELCOME and GOAWAY are not counted.
+
+A payload may travel in a memory file instead (`kubetorch.lib.memory_files`), if both ends are
+processes of one user on one machine: on a Unix socket that WELCOME names, ahead of the frame, which
+has the number of the file in its meta.
 
 A stream survives its connection: both ends count the frames that they have sent and received, from
 the first connection of a client to an incarnation of an agent. A sender keeps each counted frame
@@ -35,6 +39,7 @@ from typing import NamedTuple
 import msgspec
 
 from kubetorch.errors import ProtocolError
+from kubetorch.wire.debugger import Debugging
 from kubetorch.wire.tuning import LIMITS, TIMING
 
 _ACK_BYTES = LIMITS.acknowledged_bytes
@@ -60,6 +65,8 @@ class Kind(enum.IntEnum):
     ACK = 5
     #: Wait for a call that was opened before, by its id.
     ATTACH = 6
+    #: The client names references in no further call.
+    RELEASE = 7
     RESULT = 16
     ERROR = 17
     LOG = 18
@@ -183,6 +190,11 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
             such call at a time.
         retry: The errors after which it runs again.
         most_calls: The pod refuses it if it has more calls than this: another one has as few.
+        debug: The debugger of the call.
+        file: The number of the memory file of its arguments, which then follow in no frame.
+        references: Identities of the references among its arguments, whose bytes went before.
+        reference: It is no call: its body is the value of the reference with this identity, in the
+            codec `values`, for calls that name it. An empty RESULT says that the pod has it.
     """
 
     id: str
@@ -212,6 +224,10 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     item: int | None = None
     retry: Retry | None = None
     most_calls: int | None = None
+    debug: Debugging | None = None
+    file: int = 0
+    references: tuple[str, ...] = ()
+    reference: str = ""
 
 
 class Ancestor(NamedTuple):
@@ -276,27 +292,54 @@ class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
     unless_begun: bool = False
 
 
+class Release(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of RELEASE: identities of references."""
+
+    references: tuple[str, ...]
+
+
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of RESULT.
 
     For a generator (`streamed`), YIELD frames carried its values, and `body` is its return value.
+    `file` is the number of the memory file of the value, if it travels in one.
     """
 
     body: Body
     generation: int = 0
     streamed: bool = False
     instance: str | None = None
+    file: int = 0
 
 
-class Yield(msgspec.Struct, frozen=True):
-    """Meta of YIELD: one value of a generator."""
+class Yield(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meta of YIELD: one value of a generator; `file` is as in RESULT."""
 
     body: Body
+    file: int = 0
 
 
 #: Sources of lines that no code of the user wrote: steps of an image, and Kubetorch itself.
 IMAGE, KUBETORCH = "image", "kubetorch"
 NOT_USERS = frozenset({IMAGE, KUBETORCH})
+
+
+#: Kinds of events of a debugger: the call waits at a prompt; how to attach; the call goes on.
+STOPPED, HINT, OVER = "stopped", "hint", "over"
+
+
+class DebugEvent(msgspec.Struct, frozen=True, array_like=True):
+    """What a line says of a debugger.
+
+    Attributes:
+        session: Identity of the session in its pod.
+        kind: `STOPPED`, `HINT` or `OVER`.
+        mode: The kind of debugger that the program asks for.
+    """
+
+    session: str
+    kind: str
+    mode: str = "pdb"
 
 
 class Log(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -312,6 +355,7 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
             instance of the class was made anew.
         origin: The code that the service runs, for a line that is no output but reports that this
             is not the code that the caller means.
+        debug: For a line about a debugger; without a text it is for programs alone.
     """
 
     text: str
@@ -322,6 +366,7 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
     instance: str | None = None
     origin: str | None = None
+    debug: DebugEvent | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -355,6 +400,9 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
         received: Counted frames of this client that the agent has seen.
         resumed: The agent remembers this client; frames that it has not acknowledged follow.
         max_payload: Largest payload that it accepts, in bytes.
+        memory_socket: Path of its socket for memory files; empty if it has none.
+        memory_share: Bytes of memory files that the client may have under way in its calls, and as
+            many that views in the client keep.
     """
 
     incarnation: str
@@ -364,6 +412,22 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     received: int = 0
     resumed: bool = False
     max_payload: int = 0
+    memory_socket: str = ""
+    memory_share: int = 0
+
+
+class StreamProof(msgspec.Struct, frozen=True):
+    """First message of a client on the socket for memory files: its stream is there already.
+
+    Attributes:
+        token: As the header `Authorization` of the stream.
+        client: Identity of the stream, which only its two ends know.
+        incarnation: Of the agent.
+    """
+
+    token: str
+    client: str
+    incarnation: str
 
 
 class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -373,6 +437,18 @@ class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_proof_decoder = msgspec.msgpack.Decoder(StreamProof)
+
+
+def encode_proof(proof: StreamProof) -> bytes:
+    return _encoder.encode(proof)
+
+
+def decode_proof(data: bytes) -> StreamProof:
+    try:
+        return _proof_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"no proof of a stream: {error}") from error
 
 
 def encode(kind: Kind, call: int, meta: msgspec.Struct | None = None) -> bytes:
@@ -391,6 +467,7 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[msgspec.Struct]] = {
         Kind.CREDIT: Credit,
         Kind.ACK: Ack,
         Kind.ATTACH: Attach,
+        Kind.RELEASE: Release,
         Kind.RESULT: Result,
         Kind.LOG: Log,
         Kind.PROGRESS: Progress,

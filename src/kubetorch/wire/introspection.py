@@ -64,39 +64,39 @@ def is_a(value: object, classes: type[Value] | tuple[type[Value], ...]) -> TypeG
     return issubclass(type(value), classes)
 
 
-def of_class(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
+def class_attribute(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
     return vars(type)[name].__get__(cls)
 
 
-def of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
+def error_attribute(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
     """An attribute of `BaseException`, such as `args`, `__traceback__` or `__cause__`."""
     return vars(BaseException)[name].__get__(error)
 
 
-def set_of_error(error: BaseException, name: str, value: object) -> None:
+def set_error_attribute(error: BaseException, name: str, value: object) -> None:
     """Set such an attribute, also if the class refuses, as a frozen dataclass does."""
     vars(BaseException)[name].__set__(error, value)
 
 
 def name_of(cls: type) -> str:
     """The `__name__` of a class."""
-    return str.__str__(of_class(cls, "__name__"))
+    return str.__str__(class_attribute(cls, "__name__"))
 
 
 def qualname_of(cls: type) -> str:
     """The `__qualname__` of a class."""
-    return str.__str__(of_class(cls, "__qualname__"))
+    return str.__str__(class_attribute(cls, "__qualname__"))
 
 
 def owner_of(cls: type, name: str) -> type | None:
     """The class among the bases of a class, itself included, that has an attribute."""
-    mro: tuple[type, ...] = of_class(cls, "__mro__")
-    return next((base for base in mro if name in of_class(base, "__dict__")), None)
+    mro: tuple[type, ...] = class_attribute(cls, "__mro__")
+    return next((base for base in mro if name in class_attribute(base, "__dict__")), None)
 
 
 def module_of(cls: type) -> str:
     """The `__module__` of a class, empty if that is no text."""
-    module = safely(of_class, "", cls, "__module__")
+    module = safely(class_attribute, "", cls, "__module__")
     return str.__str__(module) if is_a(module, str) else ""
 
 

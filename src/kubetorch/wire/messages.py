@@ -102,6 +102,7 @@ class Hello(Message, tag="hello", frozen=True):
         generation: Generation that serves calls; 0 when none does.
         python: Version of the interpreter that runs the user's code.
         calls: Ids of all spawned calls that run, or whose end was not reported.
+        memory_socket: Path where clients of its machine pass memory files; empty without one.
     """
 
     namespace: str
@@ -114,6 +115,7 @@ class Hello(Message, tag="hello", frozen=True):
     generation: int = 0
     python: str = ""
     calls: tuple[str, ...] = ()
+    memory_socket: str = ""
 
 
 class Observed(Message, tag="observed", frozen=True):
@@ -253,13 +255,15 @@ class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallReport(Message, tag="call", frozen=True):
-    """State of a spawned call.
+    """State of a spawned call, or of a call that has left a record, and has no result then.
 
     Attributes:
         callable: Callable and method, `Counter.add`.
         state: `waiting` (for a slot), `running`, `succeeded`, `failed` or `cancelled`.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
         attempts: How often it has run, this time included.
+        record: Digest of the blob with its record (`kubetorch.wire.call_records`), if it has one.
+        generation: The generation that ran it, if it has a record.
     """
 
     id: str
@@ -271,6 +275,9 @@ class CallReport(Message, tag="call", frozen=True):
     result_bytes: int = 0
     progress: CallProgress | None = None
     attempts: int = 1
+    record: str | None = None
+    record_bytes: int = 0
+    generation: int = 0
 
 
 #: States of a call that has not ended.
@@ -311,12 +318,14 @@ class Welcome(Message, tag="welcome", frozen=True):
         key: Key of the workload's tokens (`kubetorch.wire.tokens.workload_key`), in hex.
         app_hosts: Host names by which browsers may call the workload's app, beside those of its
             Services.
+        records: Whether calls may leave records, with their arguments.
     """
 
     key: str
     version: str
     protocol: int
     app_hosts: tuple[str, ...] = ()
+    records: bool = True
 
 
 class Reload(Message, tag="reload", frozen=True):
@@ -574,6 +583,34 @@ class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
 
 
+class DebugView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A program that has stopped for a debugger.
+
+    Attributes:
+        session: Identity of the session in its pod.
+        call: The name of its call, for users; empty outside of calls.
+        why: `breakpoint`, `debug=`, `post-mortem` or `kt debug --call`.
+        where: File, line and function.
+        since, until: When it stopped first, and until when it waits for a terminal.
+        host: Address of the pod, if others reach it by that.
+        user: The user whose terminal is attached.
+    """
+
+    session: str
+    pod: str
+    rank: int | None = None
+    pid: int = 0
+    call: str = ""
+    why: str = ""
+    where: str = ""
+    mode: str = "pdb"
+    port: int = 0
+    host: str = ""
+    since: float = 0.0
+    until: float | None = None
+    user: str = ""
+
+
 class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A pod, for lists and clients.
 
@@ -587,6 +624,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         pid: Process id of the agent, on the local backend.
         ended: Why it has ended, once it is certain that it has.
         address: IP address of the pod where it is not the host of `url`.
+        memory_socket: Path on its machine where clients pass large values in memory files.
     """
 
     name: str
@@ -604,6 +642,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ended: Ending | None = None
     queue: QueueView | None = None
     address: str = ""
+    memory_socket: str = ""
 
 
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -625,12 +664,14 @@ class Runtime(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         image: Image from which the agent is copied into pods of other images.
         default_image: Image of pods whose compute names no image; it has the agent.
+        node_data: Folder of nodes where pods share declared data; empty if they do not.
     """
 
     image: str
     default_image: str
     controller_url: str
     pull_policy: str | None = None
+    node_data: str = ""
 
 
 class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -744,11 +785,43 @@ class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     expires: float | None = None
     progress: CallProgress | None = None
     attempts: int = 1
+    is_replayable: bool = False
+
+
+class RecordView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a call was, so that it can be replayed, without its arguments.
+
+    Attributes:
+        spec: The generation that ran it, without values of variables.
+        variables: Names of the variables that `kt.Compute` and `kt.Image` set.
+        creator: The user who had deployed it; for what a pod deployed, the account of the pod.
+        is_own: Whether the creator is the authenticated user who reads this.
+    """
+
+    call: CallView
+    spec: WorkloadSpec
+    variables: tuple[str, ...] = ()
+    creator: Creator | None = None
+    is_own: bool = False
+    expires: float
 
 
 class TokenView(msgspec.Struct, frozen=True):
     token: str
     expires: float
+
+
+class Teardown(msgspec.Struct, frozen=True, kw_only=True):
+    """What the end of a service took along, and what it leaves.
+
+    Attributes:
+        remaining: The user's objects that remain, in words.
+        keys: Keys of the data store that ended with the service.
+    """
+
+    deleted: str
+    remaining: tuple[str, ...] = msgspec.field(name="left", default=())
+    keys: int = 0
 
 
 class StatusView(msgspec.Struct, frozen=True, kw_only=True):

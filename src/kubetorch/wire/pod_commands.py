@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kubetorch.specs.data import DataMount
 from kubetorch.specs.image import Step
 from kubetorch.wire.messages import Message
 from kubetorch.wire.tuning import TIMING
@@ -37,6 +38,27 @@ class RunEnd(Message, tag="exit", frozen=True):
 
 
 RunEvent = RunLine | RunEnd
+
+
+class FetchData(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent has a program fetch what keys hold: the content of mount N goes to `<folder>/N`.
+
+    The digest of a mount is that of what the pod shows already.
+
+    Attributes:
+        former: By path of a mount the file or folder that the pod shows there.
+        node: The folder of the node for trees that pods share; empty without one.
+        lease: The lease of the pod there.
+        wait_seconds: For so long the program waits for another pod that fetches the same.
+    """
+
+    namespace: str
+    folder: str
+    mounts: tuple[DataMount, ...]
+    former: dict[str, str] = {}
+    node: str = ""
+    lease: str = ""
+    wait_seconds: float = 0.0
 
 
 #: First byte of a message with standard output, and of a message with standard error.

@@ -45,6 +45,9 @@ GRACE = "KT_POD_GRACE"
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 CPU_LIMIT = "KT_POD_CPU_LIMIT"
 
+#: Folder for data that the pods of a node share.
+NODE_DATA = "KT_POD_NODE_DATA"
+
 #: Names of the variables that a pod of this machine has from the service, with commas: a program
 #: that deploys has its own values of them.
 INHERITED = "KT_POD_INHERITED"
@@ -67,6 +70,7 @@ _TEXTS = {
     CONTROLLER_URL: "controller_url",
     TOKEN_FILE: "token_file",
     TOKEN: "token",
+    NODE_DATA: "node_data",
     "KT_POD_LISTEN": "listen",
 }
 #: The variables that a pod of a backend must have besides.
@@ -79,6 +83,11 @@ _NEEDED_ON = {
 def own_work(root: Path) -> Path:
     """The folder that is the working directory of a pod that is a process."""
     return root / "work"
+
+
+def own_data(root: Path) -> Path:
+    """The folder with what keys of the data store hold, of a pod."""
+    return root / "data"
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class PodEnv:
             connect.
         token: That token itself, in a pod that Kubetorch did not make and that has no such file.
         listen: Address to listen on.
+        node_data: Folder that pods of the node and namespace share, for declared data.
         is_joined: Whether Kubetorch did not make the pod, and does not end it.
         grace: Seconds from SIGTERM to SIGKILL, if the container's are not the usual ones.
     """
@@ -128,6 +138,7 @@ class PodEnv:
     token_file: str = ""
     token: str = ""
     listen: str = ""
+    node_data: str = ""
     is_joined: bool = False
     grace: float | None = None
 

@@ -37,6 +37,8 @@ PROTOCOL = "X-Kubetorch-Protocol"
 POD = "X-Kubetorch-Pod"
 #: Identity of one client's stream; the same when it reconnects.
 CLIENT = "X-Kubetorch-Client"
+#: What kind of debugger a terminal brings; one of `kubetorch.wire.debugger.MODES`.
+DEBUG_MODE = "X-Kubetorch-Debugger"
 #: `<incarnation>:<frames received>` when a client reconnects to an agent that it spoke to before.
 RESUME = "X-Kubetorch-Resume"
 
@@ -64,6 +66,7 @@ CALLS = "/v1/calls"
 SECRETS = "/v1/secrets"
 VOLUMES = "/v1/volumes"
 STORAGE_CLASS = "/v1/storage-class"
+DATA = "/v1/data"
 
 
 def _path(base: str, *names: str, verb: str = "") -> str:
@@ -102,6 +105,15 @@ def volume(namespace: str, claim: str) -> str:
     return _path(VOLUMES, namespace, claim)
 
 
+def data(namespace: str, verb: str) -> str:
+    """A verb on the data store of a namespace.
+
+    `put`, `find`, `ls`, `rm`, `verify`, `hold` on keys; `gc`; `blobs`, `blobs-missing`,
+    `blobs-fetch` as `BLOBS` has them.
+    """
+    return _path(DATA, namespace, verb=verb)
+
+
 # --------------------------------------------------------------------------------------- agent
 
 #: Whether calls are served: a status and no more, so it needs no token, as `HEALTH`.
@@ -122,12 +134,33 @@ DOCS = "/docs"
 STREAM = "/v1/stream"
 #: A shell in the pod, for its owner alone.
 SHELL = "/v1/shell"
+#: The stopped programs of the pod; below it, the terminal of one of them.
+DEBUGGER = "/v1/debugger"
 #: Paths of the app of a pod lie below this path.
 APP = "/http"
 APP_STATUS = "/app/status"
 LOGS = "/v1/logs"
+#: Blobs of keys that the pod publishes.
+PUBLISHED = "/v1/published"
 STACKS = "/v1/stacks"
 RUN = "/v1/run"
+#: What keys of the data store hold at paths of the pod; a `POST` fetches it anew.
+DATA = "/v1/data"
+
+
+#: Below `DEBUGGER`: terminals of a stopped program, of the caller or of others, who see the lines
+#: of the call too; and of a call that is to stop, on a rank or `ANY_RANK`.
+CALLER, SESSION, RUNNING, ANY_RANK = "caller", "session", "call", "any"
+
+
+def debug_terminal(session: str, *, is_caller: bool) -> str:
+    """The terminal of a stopped program."""
+    return _path(DEBUGGER, CALLER if is_caller else SESSION, session)
+
+
+def debug_call(call: str, rank: int | None) -> str:
+    """The terminal of a call that is to stop."""
+    return _path(DEBUGGER, RUNNING, ANY_RANK if rank is None else str(rank), call)
 
 
 def callable_path(callable_name: str, method: str | None = None) -> str:

@@ -37,7 +37,7 @@ class SecretDraft(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     override: bool = False
 
 
-class _Silent(msgspec.Struct, frozen=True, kw_only=True):
+class Silent(msgspec.Struct, frozen=True, kw_only=True):
     """A message with values, whose `repr` shows none of them."""
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class _Silent(msgspec.Struct, frozen=True, kw_only=True):
         return []
 
 
-class PutSecret(_Silent, frozen=True, kw_only=True):
+class PutSecret(Silent, frozen=True, kw_only=True):
     """Body of an upload; values are base64 in JSON."""
 
     draft: SecretDraft
@@ -55,11 +55,11 @@ class PutSecret(_Silent, frozen=True, kw_only=True):
     collision: Collision = "same"
 
 
-class SecretValues(_Silent, frozen=True, kw_only=True):
+class SecretValues(Silent, frozen=True, kw_only=True):
     values: dict[str, bytes]
 
 
-class SecretFile(_Silent, frozen=True, kw_only=True):
+class SecretFile(Silent, frozen=True, kw_only=True):
     """The content of a file with a secret, on the local backend."""
 
     draft: SecretDraft

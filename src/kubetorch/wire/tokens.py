@@ -41,6 +41,8 @@ _CLOCK_HINT = (
 
 #: The uses of a token: calls and apps, shells and commands in the pod, its log.
 CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
+#: A use that only the controller gives tokens for: blobs of keys that the pod publishes.
+DATA = "data"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Claims:
 
     Attributes:
         audience: The workload, `namespace/name`.
-        verbs: The allowed uses, of `VERBS`.
+        verbs: The allowed uses, of `VERBS`, or `DATA`.
         issued: 0 if issuer and checker have one clock.
     """
 

@@ -41,6 +41,8 @@ class Limits(Table):
     chunk_bytes: int = 256 * 1024
     #: Payload under way for one call in one direction without a CREDIT.
     window_bytes: int = 8 * 1024 * 1024
+    #: Bytes of one yielded value that are granted only when the program takes the value.
+    withheld_bytes: int = window_bytes // 2
     #: Meta of a frame; both ends end a stream that brings more.
     meta_bytes: int = 4 * 1024 * 1024
     #: Frames that a receiver acknowledges together: the sender keeps the unacknowledged ones.
@@ -51,6 +53,8 @@ class Limits(Table):
     # ------------------------------------------------------------------ payloads
     #: Arguments of a call, which the agent has in its memory.
     arguments_bytes: int = 1024**3
+    #: Calls of one stream whose arguments lie in memory files; the arguments of others are sent.
+    memory_file_calls: int = 128
     #: Blob of a working directory or an image.
     blob_bytes: int = 8 * 1024**3
     #: Segments of a payload, whose sizes travel in one frame.
@@ -100,6 +104,8 @@ class Limits(Table):
     # ------------------------------------------------------------------ other messages
     #: Message of a shell, in both directions.
     shell_message_bytes: int = 256 * 1024
+    #: Message of a debugger, in both directions: longer output travels in several.
+    debug_message_bytes: int = 64 * 1024
     #: Last lines of a workload's log that a request may ask for.
     log_tail_lines: int = 100_000
 

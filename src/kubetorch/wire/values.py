@@ -553,9 +553,14 @@ def _pack_deque(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401
 
 
 def _pack_handle(packer: Packer, value: Any, _: int) -> Tag | None:  # noqa: ANN401
-    """The handle of a service; `None` for other objects of Kubetorch, which are ordinary values."""
+    """A handle or a reference; `None` for other objects of Kubetorch, which are ordinary values."""
     describe = getattr(type(value), "_to_wire", None)
-    if describe is None or value.kind not in _HANDLES:
+    if describe is None:
+        return None
+    if value.kind == "ref":
+        *state, content = describe(value)
+        return packer.tag("ref", *state, content and packer.add(content))
+    if value.kind not in _HANDLES:
         return None
     return packer.tag("handle", value.kind, packer.pack(describe(value), EXACT))
 
@@ -819,7 +824,7 @@ class Unpacker(_Rows):
         self._remaining_bytes = len(self._area)
         self._positions: list[tuple[int, int]] = []
         self._arrays_by_offset: dict[int, object] = {}
-        self._modules = modules
+        self.modules = modules
         self._classes: dict[tuple[str, str], type | None] = {}
         # The classes of `_classes` that exist here.
         self._types: set[type] = set()
@@ -921,7 +926,7 @@ class Unpacker(_Rows):
     def find(self, module: object, qualname: object) -> type | None:
         name = expect(module, str), expect(qualname, str)
         if name not in self._classes:
-            cls = self._classes[name] = find_class(*name, self._modules)
+            cls = self._classes[name] = find_class(*name, self.modules)
             if cls is not None:
                 self._types.add(cls)
         return self._classes[name]
@@ -1036,6 +1041,15 @@ def _unpack_handle(unpacker: Unpacker, kind: object, state: object) -> object:
     return cls._from_wire(expect(state, dict))
 
 
+def _unpack_reference(unpacker: Unpacker, *parts: object) -> object:
+    identity, creator, size, sizes, position = parts
+    segments = tuple(expect(segment, int) for segment in expect(sizes, list))
+    state = expect(identity, str), expect(creator, str), expect(size, int), segments
+    content = None if position is None else unpacker.buffer(position)
+    cls: Any = _standard("kubetorch.sdk.refs", "Ref")
+    return cls._from_wire(state, content, unpacker.modules)
+
+
 def _unpack_zoned(
     name: str,
 ) -> Callable[[Unpacker, object, object, object], object]:
@@ -1106,4 +1120,5 @@ UNPACKERS: dict[str, Callable[..., object]] = {
     "defaultdict": _unpack_defaultdict,
     "deque": _unpack_deque,
     "handle": _unpack_handle,
+    "ref": _unpack_reference,
 }

@@ -20,7 +20,7 @@ from kubetorch.errors import (
     VolumeNotFoundError,
 )
 from kubetorch.lib.secret_bytes import SecretBytes
-from kubetorch.manifests.desired_pods import Attached, Mounted
+from kubetorch.manifests.desired_pods import Attached, MountedNames
 from kubetorch.specs import secret as specs
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.volume import VolumeSpec
@@ -103,7 +103,7 @@ def check_views(
         secrets: These secrets by name; `None` for a secret that does not exist.
         volumes: These volumes by claim; `None` for a volume that does not exist.
     """
-    for name in attached.secrets:
+    for name in attached.required_secrets:
         if secrets[name] is None:
             raise SecretNotFound(name, namespace)
     needed_keys = [
@@ -344,7 +344,7 @@ class Backend(Protocol):
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """The parts of a compute and its manifest that have no effect here, one sentence each."""
 
-    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+    def mounted(self, namespace: str, name: str, pod: str) -> MountedNames:
         """The secrets and volumes that a pod has mounted and that do not belong to its user."""
 
     def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ from kubetorch.lib import deadlines
 from kubetorch.manifests import kinds, labels, rendering
 from kubetorch.manifests.agent import AUDIENCE
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
-from kubetorch.manifests.desired_pods import Mounted, read_mounted
+from kubetorch.manifests.desired_pods import MountedNames, read_mounted_names
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs import names
@@ -84,7 +84,7 @@ from kubetorch.wire.messages import Creator, Welcome
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 # Subresources of workloads that the role kubetorch-view may read.
-_VIEW_ROLE_PARTS = ("", "logs", "status", "volumes")
+_VIEW_ROLE_PARTS = ("", "data", "logs", "status", "volumes")
 _ACCOUNT = "system:serviceaccount:"
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -376,7 +376,7 @@ class Clocks(NamedTuple):
 class ClusterAccess:
     """Decides by reviews of the API server, and by the pods of workloads."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # its collaborators
         self,
         reviews: Reviews,
         *,
@@ -386,9 +386,11 @@ class ClusterAccess:
         secret: bytes,
         clocks: Clocks,
         hosts: Hosts = NO_HOSTS,
+        records: bool = True,
     ) -> None:
         self._reviews = reviews
         self._hosts = hosts
+        self._records = records
         self._pods = pods
         self._pod_tokens = pod_tokens
         self._stores = stores
@@ -497,7 +499,7 @@ class ClusterAccess:
         self,
         spec: WorkloadSpec,
         grants: Sequence[Grant],
-        mounted: Mounted,
+        mounted: MountedNames,
         *,
         is_running: bool,
     ) -> None:
@@ -538,7 +540,7 @@ class ClusterAccess:
             raise error from refusal
 
     async def _mounted_objects(
-        self, namespace: str, mounted: Mounted
+        self, namespace: str, mounted: MountedNames
     ) -> tuple[list[MountedObject], list[MountedObject]]:
         """The secrets and volumes that are mounted, as they are now."""
         secret_store, volume_store = self._stores
@@ -665,6 +667,7 @@ class ClusterAccess:
             version=__version__,
             protocol=versions.PROTOCOL,
             app_hosts=self._hosts.allowed_hosts(pod.namespace, pod.workload),
+            records=self._records,
         )
 
 
@@ -707,15 +710,15 @@ def beyond_rendered(spec: WorkloadSpec) -> str:
     return ""
 
 
-def _mounted(spec: WorkloadSpec, manifest: Manifest) -> Mounted:
+def _mounted(spec: WorkloadSpec, manifest: Manifest) -> MountedNames:
     """The names of the secrets and claims that the pods of an object see."""
     workload = WorkloadManifest.parse(manifest, spec.compute.pod_template_path)
     template_mounts = [
-        read_mounted(template.spec, template.container) for template in workload.templates
+        read_mounted_names(template.spec, template.container) for template in workload.templates
     ]
     secrets = [ref.object_name for ref in spec.compute.secrets]
     claims = [volume.claim_name for volume in spec.compute.volumes]
-    return Mounted(
+    return MountedNames(
         tuple(
             dict.fromkeys(
                 [*secrets, *(name for mounts in template_mounts for name in mounts.secrets)]

@@ -109,6 +109,10 @@ class Settings:
     address: str = ""
     engine: Engine = "auto"
     account_annotations: Mapping[str, str] = field(default_factory=dict)
+    #: Whether calls may leave records, with their arguments.
+    records: bool = True
+    #: The variables of the process, of which programs for buckets get some.
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -138,6 +142,7 @@ class Settings:
                 default_image=value("KT_DEFAULT_IMAGE"),
                 controller_url=environ.get("KT_CONTROLLER_URL") or routes.controller_url(namespace),
                 pull_policy=environ.get("KT_IMAGE_PULL_POLICY") or None,
+                node_data=environ.get("KT_NODE_DATA") or "",
             ),
             watched=_words(environ, "KT_WATCH_NAMESPACES"),
             address=environ.get("POD_IP") or "",
@@ -155,6 +160,8 @@ class Settings:
             log_level=(environ.get("KT_LOG_LEVEL") or "INFO").upper(),
             blobs_quota=quantity.size_bytes(quota, parameter="KT_BLOBS_QUOTA") if quota else None,
             account_annotations=_texts(environ, "KT_SERVICE_ACCOUNT_ANNOTATIONS"),
+            records=environ.get("KT_RECORD") != "none",
+            environ=environ,
         )
 
 
@@ -355,6 +362,7 @@ class _Service:
                 secret=secret,
                 clocks=clocks,
                 hosts=settings.hosts,
+                records=settings.records,
             )
 
         backend = KubernetesBackend(
@@ -378,10 +386,12 @@ class _Service:
             blob_stores=BlobStores(
                 settings.blobs / "blobs", room=replace(ROOM, limit_bytes=settings.blobs_quota)
             ),
+            keys=settings.blobs / "keys",
             clock=clock,
             secret=secret,
             new_access=new_access,
             hosts=settings.hosts,
+            environ=settings.environ,
         )
 
     async def _wait_unless_stopped(self, event: Awaitable[object]) -> bool:

@@ -106,7 +106,7 @@ async def receive(chunks: AsyncIterator[bytes], blob_stores: BlobStores, namespa
     receiver: Receiver | None = None
     try:
         async for chunk in chunks:
-            receiver = receiver or Receiver(blobs, limit_bytes=LIMITS.upload_bytes)
+            receiver = receiver or Receiver(blobs, bases=blobs, limit_bytes=LIMITS.upload_bytes)
             await blob_stores.in_thread(partial(receiver.feed, chunk))
         return 0 if receiver is None else len(receiver.finish())
     except StorageFullError:

@@ -31,6 +31,8 @@ class CallRoutes:
             Route("GET", call_path, self.get, _READ),
             Route("POST", f"{call_path}/cancel", self.cancel, _CALL, is_audited=True),
             Route("GET", f"{call_path}/result", self.result, _CALL),
+            Route("GET", f"{call_path}/record", self.record, _CALL),
+            Route("GET", f"{call_path}/arguments", self.arguments, _CALL),
         ]
 
     async def list(self, exchange: Exchange) -> None:
@@ -53,6 +55,20 @@ class CallRoutes:
         """Answer with the packed outcome of a call."""
         call = await self._find(exchange, call_id, _CALL)
         digest = self._calls.result(call_id)
+        _, pieces = self._blob_stores.of(call.namespace).blobs.stream(digest)
+        answer = in_thread(iter(pieces), self._blob_stores)
+        await exchange.respond_stream(answer, content_type=OUTCOME)
+
+    async def record(self, exchange: Exchange, call_id: str) -> None:
+        """Answer with what a call was, for a replay."""
+        call = await self._find(exchange, call_id, _CALL)
+        await self._calls.expect_record(call_id)
+        await exchange.respond_message(self._calls.replays.view(call, exchange.asker.name))
+
+    async def arguments(self, exchange: Exchange, call_id: str) -> None:
+        """Answer with the packed record of a call, which has its arguments."""
+        call = await self._find(exchange, call_id, _CALL)
+        digest = self._calls.replays.digest(call)
         _, pieces = self._blob_stores.of(call.namespace).blobs.stream(digest)
         answer = in_thread(iter(pieces), self._blob_stores)
         await exchange.respond_stream(answer, content_type=OUTCOME)

@@ -39,7 +39,7 @@ _BODIES = {
 }
 
 
-def metrics_text(views: Iterable[WorkloadView], *, started: float) -> str:
+def metrics_text(views: Iterable[WorkloadView], *, started: float, sent_bytes: int = 0) -> str:
     all_views = list(views)
     statuses = Counter(dict.fromkeys(_STATUSES, 0))
     statuses.update(view.status for view in all_views)
@@ -54,6 +54,11 @@ def metrics_text(views: Iterable[WorkloadView], *, started: float) -> str:
         ),
         *_metric("pods", "Pods of services.", {"": len(pods)}),
         *_metric("pods_ready", "Pods that serve calls.", {"": sum(pod.is_ready for pod in pods)}),
+        *_metric(
+            "data_sent_bytes",
+            "Bytes of keys that this controller has sent to getters; pods send the others.",
+            {"": sent_bytes},
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -79,11 +84,13 @@ class ServiceRoutes:
         *,
         backend: str,
         started: float,
+        sent_bytes: Callable[[], int],
         stop: Callable[[bool], None] | None,
     ) -> None:
         self._workloads = workloads
         self._backend = backend
         self._started = started
+        self._sent_bytes = sent_bytes
         self._stop = stop
         #: What `GET /json` describes.
         self.described: Iterable[Route] = ()
@@ -117,7 +124,9 @@ class ServiceRoutes:
 
     async def metrics(self, exchange: Exchange) -> None:
         """Figures for Prometheus, of all namespaces."""
-        body = metrics_text(self._workloads.list(), started=self._started)
+        body = metrics_text(
+            self._workloads.list(), started=self._started, sent_bytes=self._sent_bytes()
+        )
         await exchange.respond(body.encode(), content_type=CONTENT_TYPE)
 
     async def openapi(self, exchange: Exchange) -> None:

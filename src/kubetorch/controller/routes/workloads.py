@@ -128,8 +128,7 @@ class WorkloadRoutes:
             least=0.0,
             most=TIMING.delete_longest_grace_seconds,
         )
-        remaining_objects = await self._workloads.delete(namespace, name, grace=grace)
-        await exchange.respond_message({"deleted": name, "left": remaining_objects})
+        await exchange.respond_message(await self._workloads.delete(namespace, name, grace=grace))
 
     async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
         """A token for one workload, for verbs that the user has the rights to."""

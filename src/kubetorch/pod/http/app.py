@@ -26,8 +26,10 @@ from kubetorch.lib.asgi import (
 from kubetorch.pod.apps.process import AppHost
 from kubetorch.pod.apps.proxy import AppProxy
 from kubetorch.pod.calls import Calls
+from kubetorch.pod.debug_sessions import DebugSessions
 from kubetorch.pod.http import broadcast, calling
 from kubetorch.pod.http.auth import Guard
+from kubetorch.pod.http.published import Published
 from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.image import commands
 from kubetorch.pod.image.preparation import Images
@@ -67,11 +69,16 @@ TABLE = (
     Route("GET", routes.APP_STATUS, (), "whether its app runs"),
     Route("GET", routes.LOGS, (tokens.LOGS, tokens.CALL), "its log"),
     Route("GET", routes.STACKS, (tokens.LOGS, tokens.CALL), "what its workers do"),
+    Route("GET", routes.DEBUGGER, (tokens.LOGS, tokens.CALL), "which calls wait for a debugger"),
     Route("POST", "/{callable}", _CALL, "a call"),
     Route("POST", "/{callable}/{method}", _CALL, "a call of a method"),
+    Route("POST", routes.PUBLISHED, (tokens.DATA,), "blobs of keys that it publishes"),
     Route("POST", routes.RUN, _EXEC, "a command in the pod"),
+    Route("GET", routes.DATA, (tokens.LOGS, tokens.CALL), "which data it shows"),
+    Route("POST", routes.DATA, _EXEC, "new versions of its data"),
     Route("WebSocket", routes.STREAM, _CALL, "calls"),
     Route("WebSocket", routes.SHELL, _EXEC, "a shell in the pod"),
+    Route("WebSocket", f"{routes.DEBUGGER}/{{session}}", _EXEC, "a debugger of a call"),
     Route("any", f"{routes.APP}/{{path}}", _CALL, "its app; with `public=True` without a token"),
 )
 
@@ -85,6 +92,8 @@ def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
     """
     if path == routes.RUN:  # whatever the method
         return _EXEC
+    if path == routes.PUBLISHED:
+        return (tokens.DATA,)
     route = _ROUTES.get(("GET" if method == "HEAD" else method, path))
     if route is None:
         return _CALL if method == "POST" else ()
@@ -104,6 +113,8 @@ class App:
     gate: AppProxy
     log: PodLog
     forwarder: RequestForwarder
+    debug_sessions: DebugSessions
+    published: Published
 
     def __post_init__(self) -> None:
         self._routes: dict[str, _Answer] = {
@@ -117,6 +128,8 @@ class App:
             routes.DOCS: self._openapi,
             routes.LOGS: self._logs,
             routes.STACKS: self._stacks,
+            routes.DEBUGGER: self._debuggers,
+            routes.DATA: self._data,
             routes.APP_STATUS: self._app_status,
         }
 
@@ -149,6 +162,13 @@ class App:
             request.admit()
         if request.path == routes.RUN and request.method == "POST":
             await commands.run(request, respond, self.images.run_now)
+            return
+        if request.path == routes.PUBLISHED and request.method == "POST":
+            await self.published.answer(request, respond)
+            return
+        if request.path == routes.DATA and request.method == "POST":
+            mounts = await self.supervisor.refresh_data()
+            await respond.answer(200, messages.encode(mounts))
             return
         if request.method == "POST":
             await self._call(request, respond, send)
@@ -337,6 +357,12 @@ class App:
         await respond.answer(
             200, messages.encode(sorted(stacks, key=lambda stack: stack.rank or 0))
         )
+
+    async def _debuggers(self, request: Request, respond: Responder) -> None:
+        await respond.answer(200, messages.encode(self.debug_sessions.views))
+
+    async def _data(self, request: Request, respond: Responder) -> None:
+        await respond.answer(200, messages.encode(self.supervisor.data.shown))
 
     def _spec(self) -> WorkloadSpec:
         if self.calls.spec is None:

@@ -19,8 +19,8 @@ from kubetorch.errors import KubetorchError, ProtocolError, SerializationError, 
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.logs import Line
+from kubetorch.pod.payloads import OwnedPayload, Payload
 from kubetorch.pod.tuning import LIMITS
-from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.wire import codecs, exceptions, rank_values, routes
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.calls import Returned, new_call_id
@@ -314,6 +314,8 @@ class HttpCaller:
 
     Lines are in the pod's log; a response has no place for progress.
     """
+
+    takes_files = False
 
     def __init__(self, source: str) -> None:
         self.identity = f"http {source}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import deadlines, process_watch
 from kubetorch.lib.asgi import NDJSON, Request, Responder
-from kubetorch.pod.environment import NAMES, Prepared
+from kubetorch.pod.environment import INTERPRETER_NAMES, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
 from kubetorch.pod.image.image_steps import Copier
@@ -46,7 +46,7 @@ if [ "$1 $2" = "pip install" ]; then shift 2; exec {install} $flags "$@"; fi
 exec {uv} $flags "$@"
 """
 #: The names of pip, for each Python that workers run on.
-_PIPS = ("pip", *(name.replace("python", "pip") for name in NAMES if name != "python"))
+_PIPS = ("pip", *(name.replace("python", "pip") for name in INTERPRETER_NAMES if name != "python"))
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ class CommandRunner:
         environ = {
             **image_steps.installer_variables(prepared.env, python=python),
             "PATH": os.pathsep.join(path),
-            "PYTHONPATH": os.pathsep.join(prepared.path),
+            "PYTHONPATH": os.pathsep.join(prepared.sys_path),
             "PIP_TARGET": str(self.packages),
         }
         environ.setdefault("UV_CACHE_DIR", str(self.downloads))

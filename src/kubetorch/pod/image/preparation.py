@@ -471,8 +471,8 @@ class Images:
         return self._remember(spec, prepared)
 
     def _remember(self, spec: WorkloadSpec, prepared: Prepared) -> Prepared:
-        path = (str(self._commands.packages), *prepared.path)
-        prepared = replace(prepared, path=path)
+        path = (str(self._commands.packages), *prepared.sys_path)
+        prepared = replace(prepared, sys_path=path)
         self._prepared = spec, prepared
         return prepared
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 from typing import Any
 
 from kubetorch.errors import (
@@ -33,7 +33,7 @@ from kubetorch.errors import (
 )
 from kubetorch.pod.user_process import loader, protocol
 from kubetorch.pod.user_process.capture import OutputPipe
-from kubetorch.pod.user_process.current_call import callbacks, current
+from kubetorch.pod.user_process.current_call import callbacks, current, debug_sessions
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
@@ -41,6 +41,7 @@ from kubetorch.pod.user_process.tuning import LIMITS, TIMING
 from kubetorch.specs.batching import MARKER, BatchSpec
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.wire import codecs, exceptions, introspection, retries
+from kubetorch.wire.debugger import Debugging
 
 #: Folder of the code of workers, whose frames users have no interest in.
 CODE = str(Path(__file__).parent) + os.sep
@@ -90,6 +91,12 @@ class Interruptible:
             gate.acquire()
             _clear_exception(threading.get_ident(), None)
 
+    @property
+    def thread(self) -> int | None:
+        """The thread that is in the block."""
+        permits = self._permits[-1:]
+        return permits[0] if permits else None
+
     def interrupt(self, error: type[KubetorchError]) -> None:
         """Raise `error` in the block, if a thread is in it. To be called at most once."""
         gate = threading.Lock()
@@ -120,8 +127,11 @@ class RunningCall:
     loop: asyncio.AbstractEventLoop
     #: True if it runs after the calls before it in the line.
     in_line: bool = False
+    #: True if its caller takes large values in sealed files.
+    takes_files: bool = False
     #: The run that it is part of, if its method is batched.
     batch: Batch | None = None
+    debugging: Debugging | None = None
 
     def __post_init__(self) -> None:
         self.interruptible = Interruptible()
@@ -136,6 +146,8 @@ class RunningCall:
         self._waits: list[tuple[Callable[[], object], tuple[str, str]]] = []
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
+        #: True once its debugger was left: it stops no more.
+        self.was_debugged = False
         # Values that the call's generator may still send.
         self._grant = LIMITS.first_granted_values
         self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -281,6 +293,7 @@ class Batch(RunningCall):
             agent=first.agent,
             loop=first.loop,
             in_line=first.in_line,
+            debugging=next((call.debugging for call in members if call.debugging), None),
             members=members,
         )
 
@@ -331,6 +344,8 @@ class CallRunner:
         #: True once the agent has asked this process to end.
         self.is_stopped = False
         self._calls: dict[int, RunningCall] = {}
+        # The debuggers of calls that are about to come.
+        self._debugging: dict[int, Debugging] = {}
         self._deployed: DeployedCallable
         self._hosts: MonarchHosts | None = None
         self._context: contextvars.Context
@@ -379,6 +394,9 @@ class CallRunner:
 
     def _control(self, frame: Frame) -> None:
         call = self._calls.get(frame.call)
+        if frame.kind == protocol.DEBUG:
+            self._debug(frame, call)
+            return
         if call is None:  # it has ended meanwhile
             return
         run = call.batch or call  # the agent cancels one of a batch for all of them
@@ -392,6 +410,14 @@ class CallRunner:
             run.cancel(frame.meta.decode(), timed_out=timed_out)
             if run.cancelled is not None and run.claim():  # it waits for its turn
                 self._fail(run, run.cancelled, started=False)
+
+    def _debug(self, frame: Frame, call: RunningCall | None) -> None:
+        """Debug a call that runs, or the next one."""
+        debugging = Debugging(*json.loads(frame.meta))
+        if frame.argument:
+            self._debugging[frame.call] = debugging
+        elif call is not None:
+            _debugger().interrupt(call.batch or call, debugging)
 
     def _give_back(self, call: RunningCall, run: RunningCall) -> None:
         """Give a call back to the agent, unless it has begun."""
@@ -419,7 +445,10 @@ class CallRunner:
             agent=self.agent,
             loop=self.loop,
             in_line=bool(frame.flags & protocol.IN_LINE),
+            takes_files=bool(frame.flags & protocol.TAKES_FILES),
         )
+        if self._debugging:
+            call.debugging = self._debugging.pop(call.number, None)
         self._calls[call.number] = call
         if frame.flags & protocol.IN_BATCH:
             return None
@@ -471,6 +500,8 @@ class CallRunner:
         try:
             with call.interruptible:
                 call.check()
+                if call.debugging is not None and call.debugging.stops:
+                    _debugger().stop_at_start(function, call.debugging)
                 value = function(*args, **kwargs)
             del args, kwargs
             if type(value) is GeneratorType and not isinstance(call, Batch):
@@ -531,6 +562,8 @@ class CallRunner:
             if value is None:
                 function, args, kwargs = self._prepare(call)
                 started = True
+                if call.debugging is not None and call.debugging.stops:
+                    _debugger().stop_at_start(function, call.debugging)
                 value = function(*args, **kwargs)
                 del args, kwargs
             if type(value) is AsyncGeneratorType and not isinstance(call, Batch):
@@ -577,7 +610,12 @@ class CallRunner:
 
     def _decode_arguments(self, call: RunningCall) -> tuple[list[Any], dict[str, Any]]:
         segments, call.segments = call.segments, []
-        return decode(call.codec, segments, self.modules)
+        args, kwargs = decode(call.codec, segments, self.modules)
+        refs = sys.modules.get("kubetorch.sdk.refs")
+        if refs is not None:  # loaded by the first reference, if there was any
+            args = [refs.resolve(value) for value in args]
+            kwargs = {name: refs.resolve(value) for name, value in kwargs.items()}
+        return args, kwargs
 
     def _take_items(self, batch: Batch) -> list[Any]:
         """The items of the calls of a batch; a call that has no right one fails alone."""
@@ -601,7 +639,9 @@ class CallRunner:
                 folder.joinpath(Path(self.code).name).symlink_to(self.code)
 
     def _yield(self, call: RunningCall, value: object) -> None:
-        self.agent.send_value(protocol.YIELD, call.number, call.codec, value)
+        self.agent.send_value(
+            protocol.YIELD, call.number, call.codec, value, takes_files=call.takes_files
+        )
 
     def _succeed(self, call: RunningCall, value: object, *, streamed: bool) -> None:
         if os.getpid() != self._pid:
@@ -612,7 +652,9 @@ class CallRunner:
         self._finish(call)
         flags = protocol.STREAMED if streamed else 0
         try:
-            self.agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
+            self.agent.send_value(
+                protocol.RESULT, call.number, call.codec, value, flags, takes_files=call.takes_files
+            )
         except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
             value_file = None
             if introspection.is_a(error, SerializationError):
@@ -673,7 +715,10 @@ class CallRunner:
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
             _leave_child(introspection.safely(_exit_status, 1, error), self.pipe)
-        cancelled = call.cancelled
+        debugging, cancelled = call.debugging, call.cancelled
+        if debugging is not None and debugging.post_mortem and started and cancelled is None:
+            self._debug_error(error, debugging)
+            cancelled = call.cancelled
         if cancelled is not None and introspection.is_a(
             error, (asyncio.CancelledError, type(cancelled))
         ):
@@ -688,6 +733,13 @@ class CallRunner:
                 failure = self._failure(error, started=started, retry_on=member.retry_on)
                 self._finish(member)
                 self.agent.send(protocol.ERROR, member.number, failure)
+
+    def _debug_error(self, error: BaseException, debugging: Debugging) -> None:
+        """Let a debugger look at an error that leaves the user's function."""
+        try:
+            _debugger().post_mortem(error, debugging)
+        except (CallCancelledError, CallTimeoutError):  # while it waited; the call ends so anyway
+            return
 
     def _explain(self, error: BaseException) -> None:
         """Add what helps to understand an error."""
@@ -711,6 +763,8 @@ class CallRunner:
         self.agent.send(protocol.ERROR, call.number, failure.to_json())
 
     def _finish(self, call: RunningCall) -> None:
+        if debug_sessions or call.debugging is not None:
+            _debugger().finish(call)
         self._calls.pop(call.number, None)
         callbacks.forget(call.number)
         self.pipe.finish(call.number)
@@ -733,6 +787,12 @@ class CallRunner:
         if is_named and (started or introspection.is_a(error, SerializationError)):
             failure = replace(failure, repeats=True)
         return failure.to_json()
+
+
+def _debugger() -> ModuleType:
+    from kubetorch.pod.user_process import debugger  # noqa: PLC0415  # pdb: 10 ms, only where used
+
+    return debugger
 
 
 def decode(

@@ -40,6 +40,10 @@ is_worker = False
 current: ContextVar[CurrentCall | None] = ContextVar("kubetorch_call", default=None)
 
 
+#: The sessions of debuggers in this process, by thread and number of the call.
+debug_sessions: dict[tuple[int, int], Any] = {}
+
+
 def request_id() -> str | None:
     """Identity of the request that the running call belongs to."""
     call = current.get()

@@ -8,29 +8,27 @@ deployed code. So the SDK calls this module before each of these operations:
     if importing is not None and importing.is_deploying():
         return self  # this statement has no effect
 
-`is_deploying` is false when no import of the deployed file is under way in this process: then user
-code that runs in a pod deploys and calls as everywhere. While it is under way, it returns true if
-the statement belongs to another module, and ends the import by raising `EndOfImport` if it belongs
-to the deployed file and the callable is defined by then. If it is not defined yet, a `.to()` leaves
-its handle as it is, which the callable may want to call later; a call, which has no result to go
-on with, ends the import. The name of a decorated callable means the callable itself here, which has
-no `.deploy()`: that ends it too.
+    statement                                              `is_deploying`
+    -----------------------------------------------------  -----------------------------------------
+    no import of the deployed file is under way            false: user code deploys and calls
+    of another module, or of a thread of the file          true
+    of the file, once the callable is defined              raises `EndOfImport`
+    of the file, before: a `.to()`                         true: the callable may want the handle
+    of the file, before: a call, which has no result       raises `EndOfImport`
+    of a thread of the file that outlives the import       true for deploys, false for calls
+    of a child process that imports the file again         true while a thread runs the file's body
+    of the command of an app                               false: the file runs as a program
+
+The name of a decorated callable means the callable itself here, which has no `.deploy()`: that ends
+the import too. A process serves calls only once its import is over, and never imports the file a
+second time. A thread that outlives the import deploys nothing, else each pod would deploy the next
+service. A spawned `multiprocessing` child does not have this loader: `FILE_VARIABLE` names the file
+to it, and `APPS_VARIABLE` the app to its command.
 
 A callable that is defined below the statement that ended the import, such as the next callable that
 the program deploys, is found all the same: the defining statements of the rest of the file run
 (imports, functions, classes, assignments, and conditions around them). A statement that fails,
 since it needs the result of a deploy, is passed over.
-
-A process serves calls only once its import is over, and never imports the file a second time. So
-the threads that the file started, and may wait for, belong to the module level too: `is_deploying`
-is true in them. A thread that outlives the import still deploys nothing, else each pod would
-deploy the next service; the thread may call.
-
-A process that user code starts and that imports the deployed file again (a spawned
-`multiprocessing` child) does not have this loader. The variable `FILE_VARIABLE` names the file to
-that process: the SDK may call `is_deploying` there too, which is then true while any thread runs
-the file's own module level. The command of an app, which `APPS_VARIABLE` names, runs the file as a
-program.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ FILE_VARIABLE = "KT_DEPLOYED_FILE"
 #: Environment variable with the app that a command belongs to, and the apps that deployed it.
 APPS_VARIABLE = "KT_DEPLOYED_APPS"
 #: Folder of the `sitecustomize` of interpreters that user code starts.
-CHILDREN = str(Path(__file__).with_name("children"))
+CHILDREN_FOLDER = str(Path(__file__).with_name("children"))
 #: The import of the deployed file; at most one.
 _under_way: list[Import] = []
 #: The same import, if it ended early.
@@ -80,8 +78,10 @@ _DEFINING = (
     ast.AugAssign,
     ast.If,
     ast.Try,
+    getattr(ast, "TryStar", ast.Try),  # since Python 3.11
+    getattr(ast, "TypeAlias", ast.Assign),  # since Python 3.12
 )
-_FUTURES = [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
+_FUTURE_FLAGS = [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
 #: Distributions of well-known modules that have another name.
 _DISTRIBUTION_NAMES = {
     "attr": "attrs",
@@ -118,7 +118,7 @@ _HANDLE_NAMES = (
     *("to", "to_async", "deploy", "deploy_async", "teardown", "teardown_async", "service_name"),
 )
 #: Methods of a handle that deploy it, or end its service.
-_DEPLOYS = ("to", "to_async", "deploy", "deploy_async", "teardown", "teardown_async")
+_DEPLOYING_METHODS = ("to", "to_async", "deploy", "deploy_async", "teardown", "teardown_async")
 
 
 class EndOfImport(BaseException):
@@ -157,16 +157,21 @@ def _last_line(statement: ast.stmt) -> int:
 
 def _bound_names(statement: ast.stmt) -> Iterator[str]:
     """The names that a statement at the top level binds there."""
-    waiting: list[ast.AST] = [statement]
-    for node in waiting:
+    nodes_to_visit: list[ast.AST] = [statement]
+    for node in nodes_to_visit:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.alias):
             yield (node.asname or node.name).partition(".")[0]
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
+        elif isinstance(node, ast.comprehension):  # whose target is a name of its own
+            nodes_to_visit += [node.iter, *node.ifs]
         elif not isinstance(node, ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
+            nodes_to_visit += ast.iter_child_nodes(node)
+            capture = getattr(node, "rest" if isinstance(node, ast.MatchMapping) else "name", None)
+            if isinstance(node, ast.pattern) and capture is not None:
+                yield capture
 
 
 class Import:
@@ -175,21 +180,21 @@ class Import:
     def __init__(self, module: ModuleType, qualname: str) -> None:
         self._module = module
         self._qualname = qualname
-        self._thread = threading.get_ident()
-        self._before = set(threading.enumerate())
+        self._thread_id = threading.get_ident()
+        self._threads_before = set(threading.enumerate())
 
     def __enter__(self) -> Import:
         _under_way.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _left_behind.update(set(threading.enumerate()) - self._before)
+        _left_behind.update(set(threading.enumerate()) - self._threads_before)
         _under_way.remove(self)
 
     @property
     def is_here(self) -> bool:
         """True if this thread runs the import."""
-        return self._thread == threading.get_ident()
+        return self._thread_id == threading.get_ident()
 
     def has_body(self, frame: FrameType | None) -> bool:
         """True if the frame is the body of the file."""
@@ -205,7 +210,9 @@ class Import:
 
     def deploys(self, error: AttributeError) -> bool:
         """True if the failed statement deploys the callable, which is no handle in its own pods."""
-        return type(error.name) is str and error.name in _DEPLOYS and self.defines(error.obj)
+        return (
+            type(error.name) is str and error.name in _DEPLOYING_METHODS and self.defines(error.obj)
+        )
 
     def defines(self, definition: object) -> bool:
         """True if this function or class is the callable."""
@@ -222,12 +229,13 @@ class Import:
 
 def is_deploying(*, is_call: bool = False) -> bool:
     """True if the calling statement of the SDK must have no effect."""
-    if not _under_way:
+    under_way = next(iter(_under_way), None)  # another thread may end it at any moment
+    if under_way is None:
         is_left_behind = not is_call and threading.current_thread() in _left_behind
         return is_left_behind or (APPS_VARIABLE not in os.environ and is_imported_again())
-    under_way = _under_way[0]
-    ends = under_way.is_here and under_way.has_body(_body(sys._getframe(1)))
-    if ends and (is_call or under_way.is_defined):
+    body = _innermost_module_body(sys._getframe(1))
+    is_the_deployed_file = under_way.is_here and under_way.has_body(body)
+    if is_the_deployed_file and (is_call or under_way.is_defined):
         raise EndOfImport
     return True
 
@@ -237,7 +245,7 @@ def is_under_way() -> bool:
     return bool(_under_way)
 
 
-def is_wanted(definition: object) -> bool:
+def is_being_imported(definition: object) -> bool:
     """True if the running import is that of this function or class."""
     return any(running_import.defines(definition) for running_import in _under_way)
 
@@ -248,15 +256,15 @@ def is_imported_again() -> bool:
     if deployed is None:
         return False
     for frame in sys._current_frames().values():
-        body = _body(frame)
+        body = _innermost_module_body(frame)
         while body is not None:
             if body.f_code.co_filename == deployed:
                 return True
-            body = _body(body.f_back)
+            body = _innermost_module_body(body.f_back)
     return False
 
 
-def _body(frame: FrameType | None) -> FrameType | None:
+def _innermost_module_body(frame: FrameType | None) -> FrameType | None:
     """The innermost module body among the callers of `frame`."""
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
@@ -272,7 +280,7 @@ def run_rest(
 ) -> None:
     """Run the defining statements of `module` below the statement that ended its import."""
     failure: BaseException | None = None
-    for code in _codes(path, source, after=_line(ended.__traceback__, module)):
+    for code in _definitions_below(path, source, line=_running_line(ended.__traceback__, module)):
         if is_complete():
             return
         try:
@@ -284,7 +292,7 @@ def run_rest(
         raise failure
 
 
-def _line(trace: TracebackType | None, module: ModuleType) -> int:
+def _running_line(trace: TracebackType | None, module: ModuleType) -> int:
     """The line of the module's body that was running."""
     while trace is not None:
         if trace.tb_frame.f_globals is module.__dict__:
@@ -293,16 +301,22 @@ def _line(trace: TracebackType | None, module: ModuleType) -> int:
     return 0
 
 
-def _codes(path: str, source: bytes, *, after: int) -> Iterator[CodeType]:
+def _definitions_below(path: str, source: bytes, *, line: int) -> Iterator[CodeType]:
     tree = ast.parse(source, path)
     whole = compile(tree, path, "exec", dont_inherit=True)
-    flags = sum(flag for flag in _FUTURES if whole.co_flags & flag)
+    flags = sum(flag for flag in _FUTURE_FLAGS if whole.co_flags & flag)
     for statement in tree.body:
         decorators = getattr(statement, "decorator_list", ())
         first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-        if first > after and isinstance(statement, _DEFINING):
+        if first > line and _is_defining(statement):
             alone = ast.Module([statement], [])
             yield compile(alone, path, "exec", flags=flags, dont_inherit=True)
+
+
+def _is_defining(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.With):  # such as `with contextlib.suppress(ImportError):`
+        return all(isinstance(inner, (ast.Import, ast.ImportFrom)) for inner in statement.body)
+    return isinstance(statement, _DEFINING)
 
 
 @dataclass(frozen=True)
@@ -323,7 +337,7 @@ def prepare_path(entries: Sequence[str]) -> None:
     first = [entry for entry in dict.fromkeys(entries) if entry]
     sys.path[:] = first + [entry for entry in sys.path if entry not in first]
     inherited = os.environ.get("PYTHONPATH", "")
-    first.append(CHILDREN)
+    first.append(CHILDREN_FOLDER)
     rest = [entry for entry in inherited.split(os.pathsep) if entry and entry not in first]
     os.environ["PYTHONPATH"] = os.pathsep.join(first + rest)
     importlib.invalidate_caches()
@@ -421,8 +435,8 @@ def _explain_guard(error: BaseException, source: Source) -> None:
 
 
 def _import_callable(source: Source) -> Any:  # noqa: ANN401
-    path = _path(source)
-    finder = _Finder(source.module, source.qualname, path)
+    path = _synced_file(source)
+    finder = _Finder(source.module, source.qualname)
     sys.meta_path.insert(0, finder)
     try:
         module = _import(source, path)
@@ -458,7 +472,7 @@ def _check_kind(user_callable: object, source: Source) -> None:
     )
 
 
-def _path(source: Source) -> str | None:
+def _synced_file(source: Source) -> str | None:
     """The file of the module, if it was synced."""
     if source.source_file is None:
         return None
@@ -496,14 +510,14 @@ def _import_file(source: Source, path: str) -> ModuleType:
     if spec is None:
         raise ImportError(f"{path} is no Python file", name=source.module, path=path)
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(source.module)
+    earlier_module = sys.modules.get(source.module)
     sys.modules[source.module] = module
     try:
         loader.exec_module(module)
     except BaseException:
-        del sys.modules[source.module]
-        if before is not None:
-            sys.modules[source.module] = before
+        sys.modules.pop(source.module, None)
+        if earlier_module is not None:
+            sys.modules[source.module] = earlier_module
         raise
     return module
 
@@ -524,7 +538,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 if isinstance(end, AttributeError) and not under_way.deploys(end):
                     raise
                 source = self.get_data(self.path)
-                line = _line(end.__traceback__, module)
+                line = _running_line(end.__traceback__, module)
                 _ended.append(EndedImport(module, self.path, line, source))
                 run_rest(module, self.path, source, end, lambda: under_way.is_defined)
 
@@ -535,10 +549,9 @@ class _Finder:
     A finder of `sys.meta_path`; it does without the base class, whose module costs 4 ms.
     """
 
-    def __init__(self, name: str, qualname: str, path: str | None) -> None:
+    def __init__(self, name: str, qualname: str) -> None:
         self._name = name
         self._qualname = qualname
-        self._path = path
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

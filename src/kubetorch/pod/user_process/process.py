@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from kubetorch.lib import modules
+from kubetorch.lib.memory_files import Share
 from kubetorch.pod.user_process import (
     capture,
     current_call,
@@ -62,6 +63,7 @@ def run(
         faulthandler.register(protocol.STACKS, file=frame.descriptor, all_threads=True)
     spec = json.loads(frame.meta)
     agent.marker = spec["marker"]
+    agent.share = Share(spec["memory_share"])
     pipe = _take_output(output, bytes.fromhex(spec["nonce"]))
     _set_environment(spec)
     if spec["umask"] is not None:

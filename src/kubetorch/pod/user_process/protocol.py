@@ -1,16 +1,16 @@
 """Frames between an agent and its worker, on a Unix stream socket.
 
-     0      1       2          4             8           12            20                28
-    +------+-------+----------+-------------+-----------+-------------+-----------------+---
-    | kind | flags | reserved | meta length | argument  | call number | payload length  | …
-    | u8   | u8    | u16      | u32         | u32       | u64         | u64             |
-    +------+-------+----------+-------------+-----------+-------------+-----------------+---
+     0      1          2       4             8           12            20                28
+    +------+----------+-------+-------------+-----------+-------------+-----------------+---
+    | kind | reserved | flags | meta length | argument  | call number | payload length  | …
+    | u8   | u8       | u16   | u32         | u32       | u64         | u64             |
+    +------+----------+-------+-------------+-----------+-------------+-----------------+---
 
 Then meta and payload; little-endian. Agent and worker are of one version (the worker is run from
 the agent's own files), so nothing here is negotiated.
 
     agent   LOAD           (CALL | BATCH | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP
-                           | ASK)*  STOP
+                           | ASK | DEBUG | REFERENCE | DROP)*  STOP
     worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
                                         | PREEMPTED | RETURNED | WAITS)*    EXITS?
 
@@ -21,6 +21,8 @@ A payload up to `inline_bytes` follows its frame. A longer one lies in a *memory
 both ends by a number (`argument`, chosen by the end that made the file); its descriptor comes with
 the first frame that names it (`DESCRIPTOR`). RELEASE says that this end does not look at a memory
 file any more, so its owner may use it again; FORGET that it will never be used again.
+A payload that a process of this machine sends the agent, or that it takes from the agent, lies in a
+sealed file (`SEALED`, see `kubetorch.lib.memory_files`), which has no number and is used once.
 
 Codec and sizes of a payload's segments (`kubetorch.wire.codecs`) are in `flags` and, when there is
 more than one segment, at the beginning of meta. The rest of a CALL's meta is the length of the
@@ -34,6 +36,10 @@ with a RESULT or ERROR of its own. A CANCEL of one of them interrupts them all.
 LOADED has the names of the methods that the event loop runs, and those of batched methods, as JSON.
 With an ERROR may come the descriptor of a file that has the value of the call, pickled: one that
 could not travel.
+
+REFERENCE has the value of a reference (`kubetorch.wire.references`), with its identity at the end
+of meta and a number in `call`, ahead of the first CALL that names it; DROP says that the agent has
+it no more.
 
 The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
 (`Receiver`) ends the worker.
@@ -73,14 +79,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType
 from typing import Final, NamedTuple, NoReturn
 
-from kubetorch.errors import SerializationError
-from kubetorch.lib import memory, processes
+from kubetorch.errors import ProtocolError, SerializationError
+from kubetorch.lib import memory, memory_files, processes
 from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
+from kubetorch.lib.memory_files import MemoryFile, Share
 from kubetorch.pod.user_process.tuning import LIMITS, TIMING
 from kubetorch.specs.batching import BatchSpec
-from kubetorch.wire import codecs
+from kubetorch.wire import codecs, references
 from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.references import Content, PlainBytes, SharedBytes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -102,6 +110,10 @@ DUMP: Final = 10
 ASK: Final = 11
 #: Run calls together.
 BATCH: Final = 12
+#: Debug a call, whose CALL follows if the argument is 1, else one that runs. Meta is JSON.
+DEBUG: Final = 13
+REFERENCE: Final = 14
+DROP: Final = 15
 LOADED: Final = 16
 FAILED: Final = 17
 RESULT: Final = 18
@@ -130,7 +142,7 @@ _FROM_WORKER: Final = {
 }
 
 #: The function that `breakpoint()` calls in a pod, which has no terminal, by default.
-BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
+BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.deep_breakpoint")
 #: The signal at which a worker that does not read writes the stacks of its threads: one that no
 #: library uses. On Linux it is near the end of the real-time signals, on macOS it is SIGINFO.
 STACKS: Final[int | None] = (
@@ -160,8 +172,12 @@ IN_BATCH: Final = 0x80
 UNLESS_BEGUN: Final = 0x80
 #: RELEASE: the memory file must not be used again.
 SPENT: Final = 0x80
+#: The payload lies in the sealed file that comes with this frame.
+SEALED: Final = 0x100
+#: CALL: its values go to a process of this machine, which takes them in sealed files.
+TAKES_FILES: Final = 0x200
 
-_HEADER: Final = struct.Struct("<BBxxIIQQ")
+_HEADER: Final = struct.Struct("<BxHIIQQ")
 HEADER_BYTES: Final = _HEADER.size
 _COUNT: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<I")
@@ -211,6 +227,16 @@ class Frame(NamedTuple):
 
 class FrameError(Exception):
     """A frame that no worker sends by itself: user code wrote to the socket."""
+
+
+def sealed_file(frame: Frame) -> MemoryFile:
+    """The sealed file that comes with a frame; `OSError` if its descriptor was lost."""
+    if frame.descriptor is None:
+        raise memory_files.lost()
+    try:
+        return MemoryFile.receive(frame.descriptor, frame.length)
+    except ProtocolError as error:
+        raise FrameError(error.message) from error
 
 
 # ------------------------------------------------------------------------------- codec and sizes
@@ -565,6 +591,10 @@ class AgentSocket:
         self.wait_for_unread = _waiter(sock)
         self._mappings = Mappings()
         self._lending = Lending()
+        # The values of references that the agent has, by their numbers.
+        self._references: dict[int, Content] = {}
+        #: How much memory of callers the process maps; set with LOAD.
+        self.share = Share(0)
         #: In the environment of all processes that this one starts; set with LOAD.
         self.marker = ""
         #: Called in the thread that is about to write the end of a call.
@@ -587,6 +617,10 @@ class AgentSocket:
                     self._lending.take_back(frame.argument, is_spent=is_spent)
             elif frame.kind == FORGET:
                 self._mappings.forget(frame.argument)
+            elif frame.kind == REFERENCE:
+                self._keep_reference(frame)
+            elif frame.kind == DROP:
+                self._references.pop(frame.call, None)
             elif frame.kind == TRIM:
                 memory.trim(lib_tuning.TIMING.idle_memory_file_seconds)
                 self._write([])
@@ -629,10 +663,26 @@ class AgentSocket:
                 raise EOFError
             view = view[count:]
 
+    def _keep_reference(self, frame: Frame) -> None:
+        """Keep the value of a reference; without a descriptor, calls report that it lacks."""
+        _, sizes, identity = unpack_sizes(frame)
+        memory: SharedBytes
+        if frame.flags & FILE:
+            try:
+                memory = sealed_file(frame)
+            except OSError:
+                return
+        else:
+            memory = PlainBytes(frame.payload)
+        content = Content(identity.decode(), sizes, memory)
+        self._references[frame.call] = references.contents.setdefault(content.identity, content)
+
     def payload(self, frame: Frame) -> Buffer:
         """The payload of a frame; to be called in the order of the frames."""
         if not frame.flags & FILE:
             return frame.payload
+        if frame.flags & SEALED:
+            return self.share.map(sealed_file(frame))
         is_private = frame.kind == CALL and bool(frame.flags & SHARED)
         return self._mappings.open(
             frame.argument, frame.length, frame.descriptor, is_private=is_private
@@ -653,7 +703,16 @@ class AgentSocket:
         self.before_end()
         self._write([head, failure], descriptor)
 
-    def send_value(self, kind: int, call: int, codec: str, value: object, flags: int = 0) -> None:
+    def send_value(
+        self,
+        kind: int,
+        call: int,
+        codec: str,
+        value: object,
+        flags: int = 0,
+        *,
+        takes_files: bool = False,
+    ) -> None:
         segments = _encode(codec, value, "result" if kind == RESULT else "yielded")
         sizes = [len(segment) for segment in segments]
         packed, meta = pack_sizes(codec, sizes)
@@ -662,6 +721,17 @@ class AgentSocket:
             length = sizes[0]
         else:
             _, length = codecs.layout(sizes)
+        file = None
+        if takes_files and length > LIMITS.inline_bytes:
+            with contextlib.suppress(OSError):
+                file = MemoryFile.write(codecs.join(segments), length)
+        if file is not None:
+            if kind == RESULT:
+                self.before_end()
+            flags |= FILE | SEALED | DESCRIPTOR
+            self._write([pack(kind, call, flags=flags, meta=meta, length=length)], file.descriptor)
+            file.release()
+            return
         stored = self._store(segments, sizes, length) if length > LIMITS.inline_bytes else None
         if stored is None and length > LIMITS.inline_fallback_bytes:
             raise SerializationError(

@@ -18,6 +18,14 @@ class Timing(Table):
     #: Time that the deputy leaves to a job that should have been quick.
     deputy_grace_seconds: float = 0.001
 
+    # ------------------------------------------------------------------------------------ debugger
+    #: Time to connect to the agent, which is in the same pod.
+    debugger_connect_seconds: float = 5.0
+    #: Time to install debugpy: 7 MB. An index that does not answer is asked again meanwhile.
+    debugger_install_seconds: float = 60.0
+    #: Time in which a thread comes to a line of Python, and so can be stopped.
+    debugger_interrupt_seconds: float = 30.0
+
     # ----------------------------------------------------------------------------------------- end
     #: Time that a process which is to end waits for the turn to say so: it may be never.
     exit_frame_seconds: float = 0.5
@@ -56,6 +64,14 @@ class Limits(Table):
     waited_call_characters: int = 200
     #: Names in LOADED of the methods that the event loop runs and of batched ones, as JSON.
     method_names_bytes: int = 256 * 1024
+
+    # ------------------------------------------------------------------------------------ debugger
+    #: Prompt of a debugger; a longer one is output without an end of line.
+    debugger_prompt_characters: int = 200
+    #: Completions of a name, which a terminal lists.
+    debugger_completions: int = 500
+    #: End of what an installer says that fails, which becomes an error.
+    debugger_problem_characters: int = 500
 
     # -------------------------------------------------------------------------------------- output
     #: Unfinished line that is collected before it is written.

@@ -1,7 +1,7 @@
 """The workers of an agent: starting them, calls in, results and lines out, the end of the process.
 
-WorkerHost ── Zygotes ── Zygote ══ zygote process
-    │                                  │ forks
+WorkerHost ── Zygotes ── ZygoteHandle ══ zygote process
+    │                                        │ forks
     └─ Worker ── WorkerSocket, LogPipe ══ worker process
 
 All of this module runs on the agent's event loop, and nothing blocks; the events of a call go to
@@ -39,26 +39,31 @@ from kubetorch.errors import (
 from kubetorch.lib import deadlines, memory, process_watch, processes
 from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
+from kubetorch.lib.memory_files import MemoryFile
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.pod.logs import Line, LogPipe
+from kubetorch.pod.memory_references import Reference, References
+from kubetorch.pod.payloads import OwnedPayload, Payload
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.protocol import Buffer, Frame, FrameError, StreamMemory
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.stacks import StackFile
 from kubetorch.pod.worker_process.zygotes import (
-    Launched,
+    LaunchedZygote,
     OnStage,
-    Zygote,
     ZygoteError,
+    ZygoteHandle,
     Zygotes,
     ZygoteSpec,
 )
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import exceptions
+from kubetorch.wire.debugger import Debugging
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.frames import Open, Progress
 from kubetorch.wire.messages import WorkerStacks
+from kubetorch.wire.references import VALUES
 
 #: Variable that marks the processes that a worker started.
 MARKER = "KT_WORKER"
@@ -69,7 +74,6 @@ _HIERARCHY = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 _log = logging.getLogger(__name__)
-_NOTHING = memoryview(b"")
 _Error = TypeVar("_Error", bound=KubetorchError)
 
 
@@ -101,32 +105,13 @@ class WorkerSpec:
     values: str | None = None
 
 
-class Payload(Protocol):
-    """Bytes on their way. The last owner releases them."""
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes."""
-
-    def release(self) -> None:
-        """Release the bytes. May be called twice."""
-
-
-class OwnedPayload:
-    """A payload whose memory lives as long as objects that were made from its view."""
-
-    __slots__ = ("view",)
-
-    def __init__(self, data: Buffer) -> None:
-        self.view = memoryview(data)
-
-    def release(self) -> None:
-        self.view = _NOTHING
-
-
-def shared(payload: Payload) -> Payload:
-    """The same bytes for a worker, which releases them, while the payload itself stays."""
-    return payload.share() if isinstance(payload, Memory) else OwnedPayload(payload.view)
+def _shared_payload(reference: Reference) -> Payload:
+    """The bytes of a reference, for one more reader."""
+    memory_of_value = reference.memory
+    assert memory_of_value is not None
+    if isinstance(memory_of_value, MemoryFile):
+        return memory_of_value.share()
+    return OwnedPayload(memory_of_value)
 
 
 class CallSink(Protocol):
@@ -189,7 +174,7 @@ class WorkerProcess:
 
     pid: int
     pidfd: int | None
-    zygote: Zygote
+    zygote: ZygoteHandle
     sock: socket.socket
     output: int
     stacks: StackFile
@@ -197,7 +182,7 @@ class WorkerProcess:
 
     async def exit_status(self) -> int | None:
         """The exit status, from the zygote or, if that is gone, from the system."""
-        status = await self.zygote.status(self.pid)
+        status = await self.zygote.exit_status_of(self.pid)
         self.zygote.forget(self.pid)
         # An orphan of a zygote that is gone is a child of this process, a subreaper.
         return processes.exit_status(self.pid) if status is None else status
@@ -207,6 +192,7 @@ class WorkerProcess:
 class _Running:
     sink: CallSink
     request_id: str
+    call_id: str
     #: How errors of other calls name it.
     label: str
     cancelled: KubetorchError | None = None
@@ -227,6 +213,7 @@ class Worker:
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
     stream_memory: StreamMemory
+    references: References
 
     def __post_init__(self) -> None:
         self.pid = self.process.pid
@@ -237,6 +224,8 @@ class Worker:
         #: The methods of the callable; known once it is loaded.
         self.methods = protocol.Methods()
         self._running: dict[int, _Running] = {}
+        # Numbers of the references whose values the process has.
+        self._references: set[int] = set()
         # How many of them are not in a batch.
         self._alone = 0
         # The calls that run one after the other, of which the first one runs.
@@ -247,6 +236,8 @@ class Worker:
         self._is_draining = False
         #: The calls that calls wait for, as the process reported last; see `request_waits`.
         self.waits: dict[int, str] = {}
+        #: Called with each line of the process, for debuggers.
+        self.listeners: list[Callable[[Line], None]] = []
         # The call whose code has called `os._exit`.
         self._exits: int | None = None
         # Calls that were cancelled and have not ended: the process may be about to go.
@@ -338,6 +329,7 @@ class Worker:
             "threads": spec.threads,
             "may_wait": spec.may_wait,
             "values": spec.values,
+            "memory_share": self.stream_memory.limit // LIMITS.memory_share_divisor,
         }
 
     # ----------------------------------------------------------------------------------- calls
@@ -351,10 +343,12 @@ class Worker:
         *,
         in_line: bool = False,
         in_batch: bool = False,
+        takes_files: bool = False,
     ) -> int:
         """Run a call; a call in line runs after those before it, one in a batch at `run_together`.
 
-        The calls that it makes are sent with this chain.
+        The calls that it makes are sent with this chain. With `takes_files` its large values come
+        as a `MemoryFile`.
         """
         is_going = self._is_draining or self._is_killed or self._exiting is not None
         if is_going or (self._alone >= LIMITS.worker_calls and not in_batch):
@@ -363,7 +357,9 @@ class Worker:
             raise CallRefusedError(f"the worker in {self.pod_name} {why} and takes no more")
         number = next(self._numbers)
         label = _label(request)
-        self._running[number] = _Running(sink, request.request_id, label, in_batch=in_batch)
+        self._running[number] = _Running(
+            sink, request.request_id, request.id, label, in_batch=in_batch
+        )
         self._alone += not in_batch
         self._idle.clear()
         if in_line:
@@ -373,11 +369,36 @@ class Worker:
         retry_on = () if request.retry is None else request.retry.names or ()
         rest = protocol.pack_call(request.method, request.request_id, chain, retry_on)
         body = request.body
+        if request.debug is not None:
+            self.debug(number, request.debug, is_next=True)
+        if request.references:
+            self._send_references(request)
         flags = protocol.IN_LINE if in_line else protocol.IN_BATCH if in_batch else 0
+        if takes_files:
+            flags |= protocol.TAKES_FILES
         self._socket.send_payload(
             protocol.CALL, number, body.codec, body.sizes, payload, rest, flags
         )
         return number
+
+    def _send_references(self, request: Open) -> None:
+        """Send the values of references that the process did not get yet."""
+        for reference in self.references.present(request.references):
+            if reference.number not in self._references:
+                self._references.add(reference.number)
+                self._socket.send_payload(
+                    protocol.REFERENCE,
+                    reference.number,
+                    VALUES,
+                    reference.sizes,
+                    _shared_payload(reference),
+                    reference.identity.encode(),
+                )
+
+    def drop_reference(self, reference: Reference) -> None:
+        if reference.number in self._references:
+            self._references.discard(reference.number)
+            self._socket.send(protocol.pack(protocol.DROP, reference.number))
 
     def run_together(self, numbers: Sequence[int]) -> None:
         """Run calls in one batch."""
@@ -424,6 +445,45 @@ class Worker:
             "another call on it could not be interrupted"
         )
         self.abort(_in_pod(error, self.pod_name))
+
+    # ------------------------------------------------------------------------------- debuggers
+
+    def debug(self, number: int, debugging: Debugging, *, is_next: bool = False) -> None:
+        """Debug a call: the next one from its first line on, or one that runs from now on."""
+        meta = json.dumps(debugging).encode()
+        self._socket.send(protocol.pack(protocol.DEBUG, number, argument=is_next, meta=meta))
+
+    def calls_of(self, name: str) -> list[tuple[int, str]]:
+        """Number and label of the running calls with this id or request; of all if it is empty."""
+        return [
+            (number, call.label)
+            for number, call in self._running.items()
+            if not name or name in (call.call_id, call.request_id)
+        ]
+
+    def call_number(self, number: object) -> int | None:
+        """The running call with this number; else the only one, whose thread or process asks."""
+        if isinstance(number, int) and number in self._running:
+            return number
+        return next(iter(self._running)) if len(self._running) == 1 else None
+
+    def label_of(self, number: int | None) -> str:
+        call = None if number is None else self._running.get(number)
+        return "" if call is None else call.label
+
+    def drain_output(self) -> None:
+        """Deliver the lines that were written up to now."""
+        self._output.drain()
+
+    def note_debugger(self, line: Line, number: int | None) -> None:
+        """Deliver a line about a debugger of a call; one without a text is for its caller alone."""
+        line = line._replace(rank=self.rank)
+        call = None if number is None else self._running.get(number)
+        if line.text:
+            request_id = None if call is None else call.request_id
+            self.on_line(line, self.generation, request_id)
+        if call is not None:
+            call.sink.on_log(line)
 
     def request_waits(self) -> None:
         """Ask for `waits`, which come soon."""
@@ -564,7 +624,7 @@ class Worker:
             self._on_report(frame, call)
             return
         if self._reason is not None and self.spec.ref.kind == "cls":
-            if frame.descriptor is not None and not frame.flags & protocol.FILE:
+            if frame.descriptor is not None:
                 os.close(frame.descriptor)
             return  # the state of the instance is given up, and its frames are ignored
         # Lines that were written before this frame are delivered before it.
@@ -590,11 +650,6 @@ class Worker:
 
     def _on_value(self, frame: Frame, call: _Running) -> None:
         """Handle a frame with the result of a call, or with the next value of a generator."""
-        codec, sizes, _ = protocol.unpack_sizes(frame)
-        if frame.kind == protocol.YIELD:
-            call.granted -= 1
-            if call.granted < 0:
-                raise FrameError("values of a generator that nobody has asked for")
         try:
             payload = self._socket.payload(frame)
         except OSError as error:  # for example no descriptor is left
@@ -603,7 +658,11 @@ class Worker:
             call.sink.on_error(failure.to_json())
             self._socket.send(protocol.pack(protocol.CANCEL, frame.call))
             return
+        codec, sizes, _ = protocol.unpack_sizes(frame)
         if frame.kind == protocol.YIELD:
+            call.granted -= 1
+            if call.granted < 0:
+                raise FrameError("values of a generator that nobody has asked for")
             call.sink.on_yield(codec, sizes, payload)
             return
         self._forget(frame.call, call)
@@ -664,6 +723,8 @@ class Worker:
         self.on_line(line, self.generation, None if call is None else call.request_id)
         if call is not None:
             call.sink.on_log(line)
+        for listener in self.listeners:
+            listener(line)
 
 
 class WorkerSocket:
@@ -706,6 +767,12 @@ class WorkerSocket:
         """Send a frame with a payload, which is released."""
         flags, meta = protocol.pack_sizes(codec, sizes)
         flags |= more_flags
+        if isinstance(payload, MemoryFile):
+            flags |= protocol.FILE | protocol.SEALED | protocol.DESCRIPTOR
+            head = protocol.pack(kind, call, flags=flags, meta=meta + rest, length=payload.size)
+            self._send([head], payload.descriptor)
+            payload.release()
+            return
         length = len(payload.view)
         if isinstance(payload, Memory) and length > WORKER_LIMITS.inline_bytes:
             number, descriptor = self._lending.lend(payload)
@@ -772,15 +839,18 @@ class WorkerSocket:
                 os.close(descriptor)
         self._waiting.clear()
 
-    def payload(self, frame: Frame) -> OwnedPayload:
+    def payload(self, frame: Frame) -> Payload:
         """The payload of a frame; to be called in the order of the frames."""
         if not frame.flags & protocol.FILE:
             return OwnedPayload(frame.payload)
+        if frame.flags & protocol.SEALED:
+            return protocol.sealed_file(frame)
         self._trim_later()
         try:
             view = self._mappings.open(frame.argument, frame.length, frame.descriptor)
         except ValueError as error:
-            raise FrameError(f"a memory file without {frame.length} bytes") from error
+            text = f"a memory file without {frame.length} bytes, or one that can be shortened"
+            raise FrameError(text) from error
         return OwnedPayload(view)
 
     def read_rest(self) -> None:
@@ -866,16 +936,24 @@ class WorkerHost:
     service: str
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
-    zygote: Launched | None = None
+    zygote: LaunchedZygote | None = None
     #: Bytes that all processes of the pod may use; `None` with a control group, or without a limit.
     memory_limit: int | None = None
+    references: References = field(default_factory=References)
 
     def __post_init__(self) -> None:
+        self.references.on_drop.append(self._drop_reference)
         self._zygotes = Zygotes(self.zygote)
         self._stream_memory = StreamMemory(
             self.memory_limit or OomKills(os.getpid()).limit or processes.machine_memory()
         )
         self._workers: set[Worker] = set()
+        self.references.limit_bytes = self.memory_bytes // LIMITS.references_divisor
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the pod may use."""
+        return self._stream_memory.limit
 
     @property
     def alive(self) -> list[Worker]:
@@ -925,11 +1003,16 @@ class WorkerHost:
             on_line=self.on_line,
             on_exit=self.on_exit,
             stream_memory=self._stream_memory,
+            references=self.references,
         )
         self._workers = {live_worker for live_worker in self._workers if live_worker.is_alive} | {
             worker
         }
         return worker
+
+    def _drop_reference(self, reference: Reference) -> None:
+        for worker in self.alive:
+            worker.drop_reference(reference)
 
     async def prewarm(self, spec: ZygoteSpec) -> None:
         """Keep a zygote ready for workers that are started later."""

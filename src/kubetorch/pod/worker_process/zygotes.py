@@ -35,13 +35,13 @@ PROGRAM = str(Path(__file__).parents[1] / "user_process" / "__main__.py")
 NOT_PRELOADED = frozenset(
     {"deepspeed", "horovod", "jax", "jaxlib", "mpi4py", "tensorflow", "torch_xla", "vllm"}
 )
-#: Prefixes of variables for workers alone: a change of them does not need another zygote.
+#: How the names of variables for workers alone begin: a change needs no other zygote.
 _WORKER_VARIABLES = ("KT_", "POD_", "HOSTNAME")
 
 _STDOUT, _STDERR = 1, 2
 
 
-class Launched(NamedTuple):
+class LaunchedZygote(NamedTuple):
     """A zygote that was started and has no message yet; it ends when its socket is closed."""
 
     pid: int
@@ -50,7 +50,7 @@ class Launched(NamedTuple):
     environ: Mapping[str, str]
 
 
-def fork_zygote() -> Launched:
+def fork_zygote() -> LaunchedZygote:
     """Make a zygote of this process, for workers with its interpreter and environment.
 
     An agent imports the same large modules as a zygote: a fork imports them once for both. To be
@@ -66,7 +66,7 @@ def fork_zygote() -> Launched:
         raise
     finally:
         theirs.close()
-    return Launched(pid, ours, sys.executable, dict(os.environ))
+    return LaunchedZygote(pid, ours, sys.executable, dict(os.environ))
 
 
 def _become_zygote(ours: socket.socket, theirs: socket.socket) -> NoReturn:
@@ -87,7 +87,7 @@ def _become_zygote(ours: socket.socket, theirs: socket.socket) -> NoReturn:
         os._exit(status)
 
 
-def launch_zygote(python: str, environ: Mapping[str, str]) -> Launched:
+def launch_zygote(python: str, environ: Mapping[str, str]) -> LaunchedZygote:
     ours, theirs = socket.socketpair()
     try:
         pid = processes.spawn(
@@ -102,7 +102,7 @@ def launch_zygote(python: str, environ: Mapping[str, str]) -> Launched:
         raise
     finally:
         theirs.close()
-    return Launched(pid, ours, python, dict(environ))
+    return LaunchedZygote(pid, ours, python, dict(environ))
 
 
 class ZygoteError(Exception):
@@ -124,8 +124,8 @@ class Forked(NamedTuple):
     pidfd: int | None
 
 
-class Zygote:
-    def __init__(self, launched: Launched, sys_path: Sequence[str]) -> None:
+class ZygoteHandle:
+    def __init__(self, launched: LaunchedZygote, sys_path: Sequence[str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._control = launched.control
         self.pid = launched.pid
@@ -138,7 +138,7 @@ class Zygote:
         self._descriptors: deque[int] = deque()
         self._forks: dict[int, asyncio.Future[Forked]] = {}
         self._statuses: dict[int, asyncio.Future[int]] = {}
-        self._readies: deque[asyncio.Future[str | None]] = deque()
+        self._preloads_waiting: deque[asyncio.Future[str | None]] = deque()
         self._on_module: Callable[[str], None] = lambda _: None
         self._importing = ""
         self._is_retired = False
@@ -154,7 +154,7 @@ class Zygote:
     async def preload(self, modules: Sequence[str], on_module: Callable[[str], None]) -> None:
         self._on_module = on_module
         ready: asyncio.Future[str | None] = self._loop.create_future()
-        self._readies.append(ready)
+        self._preloads_waiting.append(ready)
         self._send({"op": "preload", "modules": list(modules)})
         self.unfit = await self._within(ready, TIMING.zygote_preload_seconds, "preload")
         self.preloaded.update(modules)
@@ -172,16 +172,18 @@ class Zygote:
         finally:
             self._forks.pop(number, None)
 
-    async def status(self, pid: int) -> int | None:
+    async def exit_status_of(self, pid: int) -> int | None:
         """The exit status of a forked worker; `None` if the zygote is gone or does not answer."""
         future = self._statuses.get(pid)
         if future is None:
             return None
-        with contextlib.suppress(ZygoteError):
-            return await self._within(
-                future, TIMING.zygote_status_seconds, "tell the end of a worker"
-            )
-        return None
+        # A zygote has one thread, which reaps no worker while it imports.
+        status = _zombie_status(pid) if self._importing else None
+        if status is None:
+            with contextlib.suppress(TimeoutError, ZygoteError):
+                async with deadlines.timeout(TIMING.zygote_status_seconds):
+                    status = await asyncio.shield(future)
+        return status
 
     def retire(self) -> None:
         """End the zygote as soon as the last of its workers has ended.
@@ -190,13 +192,14 @@ class Zygote:
         """
         self._is_retired = True
         if not self._statuses:
-            self._lose("it was replaced")
+            self._kill_and_forget("it was replaced")
 
     async def close(self) -> None:
         """End the zygote now. Its workers live on."""
-        self._lose("it was closed")
-        async with deadlines.timeout(TIMING.zygote_status_seconds):
-            await self._reaped.wait()
+        self._kill_and_forget("it was closed")
+        with contextlib.suppress(TimeoutError):  # the kernel may hold it
+            async with deadlines.timeout(TIMING.zygote_status_seconds):
+                await self._reaped.wait()
 
     # --------------------------------------------------------------------------------- internals
 
@@ -205,7 +208,7 @@ class Zygote:
             async with deadlines.timeout(timeout):
                 return await asyncio.shield(future)
         except TimeoutError:
-            self._lose(f"it took more than {timeout:.0f} s to {action}")
+            self._kill_and_forget(f"it took more than {timeout:.0f} s to {action}")
             raise ZygoteLost(f"the zygote took more than {timeout:.0f} s to {action}") from None
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
@@ -215,8 +218,8 @@ class Zygote:
             sent = self._control.sendmsg([data], rights)
         except OSError:
             sent = 0
-        if sent < len(data):  # the socket's buffer holds far more than is ever under way
-            self._lose("it does not listen")
+        if sent < len(data):  # a short write means that it does not read
+            self._kill_and_forget("it does not listen")
             raise ZygoteLost("the zygote has ended")
 
     def _receive(self) -> None:
@@ -229,7 +232,7 @@ class Zygote:
             data, ancillary = b"", []
         self._descriptors.extend(protocol.descriptors(ancillary))
         if not data:
-            self._lose("it ended")
+            self._kill_and_forget("it ended")
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         try:
@@ -237,9 +240,9 @@ class Zygote:
                 self._handle(json.loads(line))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             # An imported package may write to the zygote's connection.
-            self._lose(f"it sent what no zygote sends: {error}")
+            self._kill_and_forget(f"it sent what no zygote sends: {error}")
         if len(self._buffer) > LIMITS.zygote_message_bytes:
-            self._lose("it sent a line without an end")
+            self._kill_and_forget("it sent a line without an end")
 
     def _handle(self, message: dict[str, Any]) -> None:
         operation = message["op"]
@@ -248,7 +251,7 @@ class Zygote:
             self._on_module(message["module"])
         elif operation == "ready":
             self._importing = ""
-            ready = self._readies.popleft()
+            ready = self._preloads_waiting.popleft()
             if message["outdated"]:
                 ready.set_exception(ZygoteLost(message["outdated"], is_outdated=True))
                 ready.exception()  # perhaps no task waits
@@ -260,7 +263,7 @@ class Zygote:
             future = self._statuses.get(message["pid"])
             if future is not None and not future.done():
                 future.set_result(message["status"])
-        else:
+        elif operation == "failed":
             future_fork = self._forks.get(message["id"])
             if future_fork is not None and not future_fork.done():
                 outdated = message["outdated"]
@@ -289,7 +292,7 @@ class Zygote:
         if self._is_retired:
             self.retire()
 
-    def _lose(self, reason: str) -> None:
+    def _kill_and_forget(self, reason: str) -> None:
         if not self.is_alive:
             return
         # Kill the zygote before it sees the end of the socket, at which it would end its workers.
@@ -306,7 +309,7 @@ class Zygote:
             os.close(self._descriptors.popleft())
         doing = f" while it imported {self._importing}" if self._importing else ""
         error = ZygoteLost(f"the zygote is gone{doing}: {reason}")
-        waiting: list[asyncio.Future[Any]] = [*self._readies, *self._forks.values()]
+        waiting: list[asyncio.Future[Any]] = [*self._preloads_waiting, *self._forks.values()]
         for future in [*waiting, *self._statuses.values()]:
             if not future.done():
                 future.set_exception(error)
@@ -315,6 +318,16 @@ class Zygote:
     def _reap(self) -> None:
         processes.exit_status(self.pid)
         self._reaped.set()
+
+
+def _zombie_status(pid: int) -> int | None:
+    """The exit status of a process that its parent has not reaped, as far as `/proc` shows it."""
+    with contextlib.suppress(OSError):
+        fields = processes.stat(Path(f"/proc/{pid}"))
+        status = int(fields[49])
+        if fields[0] == b"Z" and status:  # 0 may mean that it is not shown
+            return os.waitstatus_to_exitcode(status)
+    return None
 
 
 class ZygoteSpec(NamedTuple):
@@ -337,12 +350,12 @@ class ZygoteEnvironment(NamedTuple):
 class Zygotes:
     """The zygotes of one agent: the present one, and retired ones whose workers still live."""
 
-    def __init__(self, first: Launched | None = None) -> None:
+    def __init__(self, first: LaunchedZygote | None = None) -> None:
         self._lock = asyncio.Lock()
         self._first = first
-        self._present: Zygote | None = None
+        self._present: ZygoteHandle | None = None
         self._environment: ZygoteEnvironment | None = None
-        self._retired: set[Zygote] = set()
+        self._retired: set[ZygoteHandle] = set()
         # Why forks are not sound, for an environment and the modules that are preloaded in it.
         self._unfit: dict[tuple[ZygoteEnvironment, frozenset[str]], str] = {}
         self._losses: Counter[tuple[ZygoteEnvironment, frozenset[str]]] = Counter()
@@ -353,8 +366,8 @@ class Zygotes:
         return self._present.pid if self._present and self._present.is_alive else None
 
     async def start(
-        self, spec: ZygoteSpec, on_stage: OnStage, fork: Callable[[Zygote], Awaitable[Forked]]
-    ) -> tuple[Zygote, Forked]:
+        self, spec: ZygoteSpec, on_stage: OnStage, fork: Callable[[ZygoteHandle], Awaitable[Forked]]
+    ) -> tuple[ZygoteHandle, Forked]:
         """Fork a worker from a zygote; a zygote that is lost meanwhile is replaced."""
         attempt = 0
         async with self._lock:
@@ -376,12 +389,12 @@ class Zygotes:
 
     async def close(self) -> None:
         async with self._lock:
-            self._use_first_zygote(None)
+            self._discard_first()
             self._retire()
             await asyncio.gather(*(zygote.close() for zygote in self._retired))
             self._retired.clear()
 
-    async def _ready_zygote(self, spec: ZygoteSpec, on_stage: OnStage) -> Zygote:
+    async def _ready_zygote(self, spec: ZygoteSpec, on_stage: OnStage) -> ZygoteHandle:
         """The zygote for this environment, with these modules imported if that is sound."""
         python, env, sys_path, preload = spec
         environment = _zygote_environment(python, env, sys_path)
@@ -396,10 +409,8 @@ class Zygotes:
         )
         if zygote is None or not is_usable:
             self._retire()
-            launched = self._use_first_zygote(environment._replace(sys_path=())) or launch_zygote(
-                python, env
-            )
-            zygote = self._present = Zygote(launched, sys_path)
+            launched = self._take_first(environment) or launch_zygote(python, env)
+            zygote = self._present = ZygoteHandle(launched, sys_path)
             self._environment = environment
         if unfit is not None:
             zygote.unfit = unfit
@@ -409,7 +420,7 @@ class Zygotes:
 
     async def _preload(
         self,
-        zygote: Zygote,
+        zygote: ZygoteHandle,
         environment: ZygoteEnvironment,
         modules: frozenset[str],
         on_stage: OnStage,
@@ -423,17 +434,27 @@ class Zygotes:
             if self._losses[environment, modules] >= LIMITS.preload_losses:
                 self._unfit[environment, modules] = str(error)
             raise
+        self._losses.pop((environment, modules), None)
         if zygote.unfit is not None:
             self._unfit[environment, modules] = zygote.unfit
 
-    def _use_first_zygote(self, environment: ZygoteEnvironment | None) -> Launched | None:
+    def _take_first(self, environment: ZygoteEnvironment) -> LaunchedZygote | None:
         """The zygote of the spare agent, if it is unused and has this environment; else it ends."""
+        first = self._first
+        if first is None:
+            return None
+        if _zygote_environment(first.python, first.environ, environment.sys_path) != environment:
+            self._discard_first()
+            return None
+        self._first = None
+        return first
+
+    def _discard_first(self) -> None:
+        """End the zygote of the spare agent, if it is unused."""
         first, self._first = self._first, None
-        if first is None or _zygote_environment(first.python, first.environ, ()) == environment:
-            return first
-        first.control.close()
-        process_watch.reap(first.pid)
-        return None
+        if first is not None:
+            first.control.close()
+            process_watch.reap(first.pid)
 
     def _retire(self) -> None:
         zygote, self._present = self._present, None

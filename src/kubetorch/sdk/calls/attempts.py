@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kubetorch.errors import (
     AgentDiedError,
@@ -24,6 +24,7 @@ from kubetorch.errors import (
     PodTerminatedError,
     ProtocolError,
     QueueFullError,
+    ReferenceLostError,
     SerializationError,
     WorkerDiedError,
     WorkerMembershipChanged,
@@ -32,6 +33,7 @@ from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Buffer, Event, PendingCall
+from kubetorch.sdk.debugger.breakpoints import DebugConfig
 from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
 from kubetorch.sdk.tuning import LIMITS, TIMING
@@ -45,10 +47,16 @@ from kubetorch.wire import (
     frames,
     introspection,
     rank_values,
+    references,
     retries,
 )
+from kubetorch.wire.debugger import Debugging
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
+from kubetorch.wire.references import Named
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.debugger.terminal import CallerTerminals
 
 #: Errors of a pod that is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
@@ -165,6 +173,8 @@ class Invocation:
     has_begun = False
     #: When it began to wait in the queue of a pod for the first time.
     _queued_at: float | None = None
+    #: False if a pickled answer is refused also where the arguments are a pickle.
+    takes_pickle = True
     #: True for an item of a map without a window: by default a process runs one at a time.
     is_item = False
     #: Its number among the items of a map.
@@ -175,6 +185,8 @@ class Invocation:
     is_taken_back = False
     #: True if the process ended that ran the attempt before.
     _lost_its_worker = False
+    # How often its pod lacked the value of a reference.
+    _lacks = 0
     #: When the line of its pod was full for the first time.
     _refused_at: float | None = None
     #: When and where it was sent, and true if its pod reports when it begins.
@@ -187,6 +199,11 @@ class Invocation:
     #: Pods in which its ancestors hold slots, the nearest first; and true if it goes to one.
     _ancestor_pods: tuple[str, ...] = ()
     _is_with_ancestor = False
+    #: The sessions of debuggers that have the call, what is left of its time meanwhile, and the
+    #: terminals of them that are this program's.
+    _debuggers: frozenset[str] = frozenset()
+    _seconds_left: float | None = None
+    _here: CallerTerminals | None = None
 
     def __init__(
         self,
@@ -203,9 +220,7 @@ class Invocation:
         if target.allowed is not None:
             codecs.check_allowed(codec, target.allowed)
         calls.check_arguments(codecs.buffer_bytes((*args, *kwargs.values())))
-        wire_codec = codecs.VALUES if codec == "json" else codec
-        self.segments = codecs.encode(wire_codec, {"args": args, "kwargs": kwargs}, "")
-        self.body = _body(wire_codec, self.segments)
+        self._encode(codec, {"args": args, "kwargs": kwargs})
         calls.check_arguments(self.body.total)
         self.target = target
         self._keywords = kwargs.keys()
@@ -245,6 +260,27 @@ class Invocation:
             # Only that pod has the outcome of this key.
             self._ancestor_pods, self._is_placed, self._is_with_ancestor = (), False, False
             self.route = route.pod(pods[zlib.crc32(key.encode()) % len(pods)])
+
+    def _encode(self, codec: str, arguments: Mapping[str, object]) -> None:
+        wire_codec = codecs.VALUES if codec == "json" else codec
+        named: dict[str, Named] = {}
+        token = references.named.set(named)
+        try:
+            self.segments = codecs.encode(wire_codec, arguments, "")
+        finally:
+            references.named.reset(token)
+        self.body = _body(wire_codec, self.segments)
+        #: The references among the arguments.
+        self.named = tuple(named.values())
+        if len(named) > LIMITS.call_references:
+            raise SerializationError(
+                f"a call has {len(named)} references; at most {LIMITS.call_references} may be",
+                hint="put values that belong together into one reference: kt.ref([...])",
+            )
+
+    def replace_arguments(self, codec: str, segments: Sequence[codecs.Segment]) -> None:
+        self.segments = list(segments)
+        self.body = _body(codec, segments)
 
     def begin_to_expire(self) -> None:
         if self.options.timeout is not None:
@@ -362,9 +398,11 @@ class Invocation:
             self.item,
             self._wire_retry,
             most_calls,
+            self._debugging,
+            references=tuple(reference.identity for reference in self.named),
         )
         self._sent_on = stream
-        stream.start(call, meta, segments, reads=reads)
+        stream.start(call, meta, segments, reads=reads, named=self.named)
 
     @property
     def _queue_timeout(self) -> float | None:
@@ -373,6 +411,20 @@ class Invocation:
         if timeout is None or queued_at is None:
             return timeout
         return max(timeout - (time.monotonic() - queued_at), 0.001)
+
+    @property
+    def _debugging(self) -> Debugging | None:
+        """The debugger of the call, if it is to have one."""
+        config, post_mortem = self.options.debug, self.options.post_mortem
+        if post_mortem is None:
+            post_mortem = self.route.has_post_mortem
+        if config is None and not post_mortem:
+            return None
+        assert config is None or isinstance(config, DebugConfig)
+        settings = config or DebugConfig()
+        return Debugging(
+            settings.mode, settings.port, stops=config is not None, post_mortem=post_mortem
+        )
 
     @property
     def _wire_retry(self) -> frames.Retry | None:
@@ -400,7 +452,7 @@ class Invocation:
             return self._value(event)
         if kind == _LOG:
             stream.note_taken(event)
-            self.route.log(event.meta, self.lines)
+            self._on_line(stream, event.meta)
             return None
         if kind == _YIELD:
             self._has_yielded = True
@@ -432,10 +484,41 @@ class Invocation:
             return self._end_with(self.timed_out())
         return None
 
+    def _on_line(self, stream: Stream, line: frames.Log) -> None:
+        if line.debug is None:
+            self.route.log(line, self.lines)
+        else:
+            self._on_debugger(stream, line)
+
+    def _on_debugger(self, stream: Stream, line: frames.Log) -> None:
+        """Let the timeout stand while a debugger has the call, and attach if this is a terminal."""
+        from kubetorch.sdk.debugger import terminal  # noqa: PLC0415  # where a call stops alone
+
+        assert line.debug is not None
+        session, kind = line.debug.session, line.debug.kind
+        now = time.monotonic()
+        if kind == frames.STOPPED:
+            if self.expires is not None:
+                self._seconds_left, self.expires = self.expires - now, None
+            self._debuggers |= {session}
+        elif kind == frames.OVER:
+            self._debuggers -= {session}
+            if not self._debuggers and self._seconds_left is not None:
+                self.expires, self._seconds_left = now + self._seconds_left, None
+        if self._here is None:
+            place = (self.target.namespace, self.target.service)
+            self._here = terminal.CallerTerminals(self.route.session, place)
+        self.end_lines()
+        stream.watch()
+        if not self._here.handle(line) and line.text:
+            self.lines.log(line)
+
     def retry_after_refusal(self, failure: exceptions.Failure) -> RetryAfter | None:
         """Decide about a refusal: the function did not run, and another attempt may help."""
         if failure.started:
             return None
+        if failure.code == ReferenceLostError.code and self._sent_on is not None:
+            return self._retry_with_references(self._sent_on)
         if self.is_taken_back:
             self._patient_from = time.monotonic()
             return self._retry(at_once=True)
@@ -455,6 +538,17 @@ class Invocation:
         # A pod that is being stopped has said so, and gets no further call.
         is_leaving = self._sent_on is not None and not self._sent_on.accepts_calls
         return self._retry(at_once=is_leaving)
+
+    def _retry_with_references(self, stream: Stream) -> RetryAfter | None:
+        """The retry of a call whose pod lacks the value of a reference, which then goes ahead."""
+        self._lacks += 1
+        is_vain = stream.references.refusal(self.named) is not None
+        has_all = all(reference.content is not None for reference in self.named)
+        if is_vain or not has_all or self._lacks > LIMITS.reference_attempts:
+            return None
+        stream.references.forget(self.named)
+        self._patient_from = time.monotonic()
+        return self._retry(at_once=True)
 
     def _retry_in_line(self) -> RetryAfter | None:
         """The retry of an item of a map, which waits here while the line of its pod is full."""
@@ -515,7 +609,7 @@ class Invocation:
         sizes = body.sizes
         try:
             segments = [payload] if len(sizes) == 1 else codecs.split(memoryview(payload), sizes)
-            requested_codec = self.body.codec
+            requested_codec = self.body.codec if self.takes_pickle else "json"
             if body.codec == rank_values.CODEC:
                 value: object = RankValues(segments, self.target.modules, requested_codec)
             else:
@@ -547,6 +641,8 @@ class Invocation:
 
     def error_of(self, failure: exceptions.Failure) -> Exception:
         error = exceptions.rebuild(failure, modules=self.target.modules)
+        if isinstance(error, ReferenceLostError) and self._sent_on is not None:
+            error = self._sent_on.references.refusal(self.named) or error
         if isinstance(error, InstanceReplacedError):
             self.route.answered(error.instance)
         # The error is of the user's class, whose attributes may raise.
@@ -581,6 +677,7 @@ class Invocation:
         self._attempts += 1
         self._delay = TIMING.call_first_delay_seconds
         self._lost_its_worker = isinstance(error, WorkerDiedError)
+        self._debuggers, self._seconds_left = frozenset(), None
         self._patient_from = time.monotonic() + delay
         if options.timeout is not None:
             self.expires = self._patient_from + options.timeout + TIMING.call_timeout_grace_seconds

@@ -11,7 +11,7 @@ caller.options(timeout=10)        a caller with other options
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +32,7 @@ from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
 from kubetorch.specs import hints
 from kubetorch.wire import introspection
+from kubetorch.wire.codecs import Segment
 
 __all__ = ["Caller", "Target"]
 
@@ -85,33 +86,49 @@ class Caller:
         if options.async_:
             return self._await(options, args, kwargs)
         blocking.warn_in_loop(f"{target.name}(...)", f"await {target.name}(..., async_=True)")
-        invocation = Invocation(target, self._route, options, args, kwargs)
+        done = self._run(Invocation(target, self._route, options, args, kwargs))
+        # Raised here, so that a traceback has one frame of this package.
+        if done.error is not None:
+            raise done.error
+        return done.value
+
+    def run_encoded(
+        self, codec: str, segments: Sequence[Segment], *, takes_pickle: bool = True
+    ) -> Any:  # noqa: ANN401  # as above
+        """Call it with arguments that another program has encoded."""
+        invocation = Invocation(self._target, self._route, self._options, (), {})
+        invocation.replace_arguments(codec, segments)
+        invocation.takes_pickle = takes_pickle
+        done = self._run(invocation)
+        if done.error is not None:
+            raise done.error
+        return done.value
+
+    def _run(self, invocation: Invocation) -> Done:
+        """What became of a call; the value of a generator's is an iterator."""
+        target = self._target
         if invocation.broadcast is not None:
             return self._broadcast(invocation)
         call = Call(invocation)
         if target.kind != "function" and not target.is_distributed:
             call.open()
-            return RemoteIterator(call)
+            return Done(RemoteIterator(call))
         step = call.next()
         if isinstance(step, Yielded):
-            return _iterators(call, step)
+            return Done(_iterators(call, step))
         if target.logging.shutdown_grace_period:
             self._route.pause(target.logging.shutdown_grace_period)
-        if step.error is not None:
-            raise step.error
-        if step.is_streamed:
-            return _iterators(call, step)
-        return step.value
+        if step.is_streamed and step.error is None:
+            return Done(_iterators(call, step))
+        return step
 
-    def _broadcast(self, invocation: Invocation) -> Any:  # noqa: ANN401  # the user's own values
+    def _broadcast(self, invocation: Invocation) -> Done:
         if self._target.kind != "function":
-            return broadcast.iterate(invocation)
+            return Done(broadcast.iterate(invocation))
         done = broadcast.call(invocation)
         if self._target.logging.shutdown_grace_period:
             self._route.pause(self._target.logging.shutdown_grace_period)
-        if done.error is not None:
-            raise done.error
-        return done.value
+        return done
 
     def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
         invocation = Invocation(self._target, self._route, options, args, kwargs)

@@ -610,6 +610,39 @@ class CallHandle:
         segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
         return segments[0] if len(segments) == 1 else codecs.in_band(segments)
 
+    def replay(
+        self,
+        *,
+        code: Literal["recorded", "here"] = "recorded",
+        in_pod: bool = False,
+        trust: bool = False,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # the user's own value
+        """Run the call again with its arguments, and return what it returns then.
+
+        It runs on this machine, in a process of the local backend, unless `in_pod`. Calls that fail
+        can be replayed for 7 days; `kt.fn(..., record="all")` has all calls leave a record.
+
+        Args:
+            code: `"recorded"` runs the code of the generation that ran the call, `"here"` the
+                project of the working directory.
+            in_pod: Whether it runs in a pod of the service, with the code that it has now.
+            trust: Whether code and arguments of another user may run on this machine.
+            changes: Arguments that are to be others, by name.
+
+        Raises:
+            ResultExpiredError: The call has left no record, or it is no longer kept.
+            SerializationError: The arguments were not kept.
+            UnauthorizedError: The service is another user's, and neither `in_pod` nor `trust` is
+                set, or there is no terminal.
+            Exception: What the call raises.
+        """
+        from kubetorch.sdk import replay  # noqa: PLC0415  # few programs, and it deploys
+
+        return replay.replay(
+            self.id, self._session(), changes=changes or {}, code=code, in_pod=in_pod, trust=trust
+        )
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end of the call; whether it has ended.
 

@@ -1,9 +1,8 @@
 """The options of one call: the arguments of `.options(...)`, and the bare keywords of a call.
 
-`stream_logs`, `serialization`, `async_`, and of distributed services `workers` and `restart_procs`
-may stand among the arguments of a call, unless the user's signature has a parameter of that name.
-Keywords of the debugger are refused, with the same exception; switched off (`None` or `False`) they
-are left out. Every other keyword goes to the user's callable: a bare `timeout` is the user's own.
+`stream_logs`, `serialization`, `async_`, of distributed services `workers` and `restart_procs`,
+and `debug` may stand among the arguments of a call, unless the user's signature has a parameter of
+that name. Every other keyword goes to the user's callable: a bare `timeout` is the user's own.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 
 from kubetorch.errors import SpecError, did_you_mean
 from kubetorch.sdk import parameters
+from kubetorch.sdk.debugger import breakpoints
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.specs.metrics import MetricsConfig
 from kubetorch.wire import introspection, retries
@@ -23,16 +23,13 @@ from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
-BARE = frozenset({"stream_logs", "serialization", "async_", "workers", "restart_procs"})
-#: Keywords of features that this release does not have.
-REFUSED = {
-    "debug": "the debugger",
-    "pdb": "the debugger",
-}
+BARE = frozenset({"stream_logs", "serialization", "async_", "workers", "restart_procs", "debug"})
+#: An earlier name of `debug`, which also takes a port.
+PDB = "pdb"
 #: Accepted without effect: it would show the pods' use of resources.
 METRICS = "stream_metrics"
 #: All keywords that are no arguments, unless the signature declares them.
-RESERVED = BARE.union(REFUSED, (METRICS,))
+RESERVED = BARE.union((PDB, METRICS))
 
 #: `"any"`, the least busy pod of any service; of a distributed one `"ready"`, a part of addresses,
 #: or a list of node ranks, addresses and names of pods.
@@ -60,6 +57,9 @@ class CallOptions:
     idempotency_key: str | None = None
     request_id: str | None = None
     on_progress: OnProgress | None = None
+    #: True, or the settings; the settings once it is made.
+    debug: object = None
+    post_mortem: bool | None = None
 
     def __post_init__(self) -> None:
         if self.stream_logs is not None:
@@ -74,6 +74,10 @@ class CallOptions:
             _positive("timeout", self.timeout)
         if self.queue_timeout is not None:
             _positive("queue_timeout", self.queue_timeout)
+        if self.debug is not None:
+            object.__setattr__(self, "debug", breakpoints.config_of(self.debug))
+        if self.post_mortem is not None:
+            boolean("post_mortem", self.post_mortem)
         self._check_retries()
         for name in ("idempotency_key", "request_id"):
             value = getattr(self, name)
@@ -133,13 +137,15 @@ class CallOptions:
 
     def with_changes(self, changes: Mapping[str, Any]) -> CallOptions:
         for name in changes:
-            if name not in _NAMES and name not in REFUSED and name != METRICS:
+            if name not in _NAMES and name not in (PDB, METRICS):
                 meant = did_you_mean(name, _NAMES, likeness=0.6)
                 options = f"the options are {', '.join(sorted(_NAMES))}"
                 raise TypeError(f"there is no call option {name!r}\nhint: {meant or options}")
-        _refuse(changes)
         _warn_of_metrics(changes.get(METRICS))
-        return replace(self, **{name: changes[name] for name in changes if name in _NAMES})
+        option_changes = {name: changes[name] for name in changes if name in _NAMES}
+        if changes.get(PDB) not in (None, False) and option_changes.get("debug") is None:
+            option_changes["debug"] = _debug_of_pdb(changes[PDB])
+        return replace(self, **option_changes)
 
     def take_from(
         self, kwargs: Mapping[str, Any], declared: frozenset[str]
@@ -156,14 +162,10 @@ class CallOptions:
         return self.with_changes(option_kwargs), user_kwargs
 
 
-def _refuse(changes: Mapping[str, object]) -> None:
-    for name, feature in REFUSED.items():
-        value = changes.get(name)
-        if value is not None and value is not False:
-            raise SpecError(
-                f"{name}= belongs to {feature}, which this release does not have",
-                hint=f"a function that has a parameter {name!r} of its own gets it",
-            )
+def _debug_of_pdb(value: object) -> object:
+    """The `debug=` that a `pdb=` of earlier releases stands for."""
+    parameters.warn("pdb= is an earlier name of debug=", DeprecationWarning)
+    return True if value is True else breakpoints.DebugConfig(port=value)  # type: ignore[arg-type]  # it is checked there
 
 
 def _warn_of_metrics(value: object) -> None:

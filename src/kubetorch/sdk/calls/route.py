@@ -406,6 +406,7 @@ class Connector:
             routes.PROTOCOL: str(versions.PROTOCOL),
             routes.CLIENT: stream.id,
         }
+        stream.authorization = headers[routes.AUTHORIZATION]
         if stream.incarnation:
             headers[routes.RESUME] = f"{stream.incarnation}:{stream.received}"
         try:
@@ -675,6 +676,8 @@ class Route:
         self.screen = Screen()
         #: `kt.config.stream_logs` and its revision: reading it costs a tenth of a call.
         self._shown = (-1, True)
+        #: The same of `kt.config.post_mortem`.
+        self._post_mortem = (-1, False)
         #: Routes to single pods, by ordinal.
         self._pods: dict[int, Route] = {}
         self._called = None if location is None else location.called
@@ -738,6 +741,13 @@ class Route:
         if self._shown[0] != config.revision:
             self._shown = (config.revision, config.stream_logs)
         return self._shown[1]
+
+    @property
+    def has_post_mortem(self) -> bool:
+        """True if calls without an option of their own stop at errors."""
+        if self._post_mortem[0] != config.revision:
+            self._post_mortem = (config.revision, config.post_mortem)
+        return self._post_mortem[1]
 
     @property
     def shares_streams(self) -> bool:

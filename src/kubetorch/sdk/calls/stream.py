@@ -13,6 +13,7 @@ caller waits, so that pings are answered and the end of a connection is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -22,13 +23,18 @@ import threading
 import time
 from _queue import Empty, SimpleQueue
 from _thread import start_new_thread
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
 from kubetorch.lib import processes, websocket_protocol
+from kubetorch.lib.memory_files import MemoryFile
+from kubetorch.sdk.calls.stream_files import StreamFiles
+from kubetorch.sdk.calls.stream_references import StreamReferences
 from kubetorch.sdk.calls.stream_writer import (
     AT_ONCE,
     Buffer,
@@ -43,9 +49,10 @@ from kubetorch.sdk.calls.stream_writer import (
 )
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 from kubetorch.sdk.tuning import LIMITS, TIMING
-from kubetorch.wire import codecs, frames, versions
+from kubetorch.wire import calls, codecs, frames, versions
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Inbox, Kind
+from kubetorch.wire.references import VALUES, Content, Named
 
 _CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
 _META_BYTES = wire_tuning.LIMITS.meta_bytes
@@ -346,9 +353,11 @@ class Incoming:
     def _value(self, call: PendingCall, kind: int, meta: memoryview, payload: memoryview) -> None:
         described: Any = frames.decode_meta(kind, meta)
         try:
+            if described.file:
+                payload = self._stream.files.take(described.file, described.body.total)
             is_over = call.begin(kind, described, payload) and kind == _RESULT
-        except MemoryError as error:
-            call.lose(error)
+        except (MemoryError, OSError) as error:
+            call.lose(_untaken(error, described.body.total))
             self._stream.cancel(call, "the caller has no memory for the value")
             is_over = kind == _RESULT
         if is_over:
@@ -372,6 +381,10 @@ class Incoming:
             self._stream.on_goaway()
         elif kind == Kind.WELCOME:
             self._stream.on_welcome(decoded)
+        elif kind in (_RESULT, _YIELD):  # of a call that was given up
+            if decoded.file:
+                with contextlib.suppress(OSError):
+                    self._stream.files.take(decoded.file, decoded.body.total)
         elif kind not in frames.KINDS:
             raise ProtocolError(f"a frame of unknown kind {kind}")
 
@@ -401,10 +414,38 @@ class Incoming:
         self._sender.submit(Frame(message(frames.encode(Kind.ACK, 0, meta)), is_counted=False))
 
 
+def _untaken(error: MemoryError | OSError, size: int) -> Exception:
+    """The error of a call whose value came and cannot be taken."""
+    if isinstance(error, MemoryError):
+        return error
+    return KubetorchError(
+        f"a value of {size} bytes came that this program cannot take: {error}",
+        hint="ulimit -n says how many files it may have open; arrays that it keeps may be files",
+    )
+
+
 # ---------------------------------------------------------------------------------- the stream
 
 
 _T = TypeVar("_T")
+
+
+def _opening(
+    call: PendingCall, meta: frames.Open | frames.Attach, segments: Sequence[codecs.Segment]
+) -> Frame:
+    """The frame that opens a call; arguments that are longer than a chunk follow it."""
+    pieces: Sequence[Buffer] = ()
+    size = 0
+    kind = Kind.ATTACH
+    if type(meta) is frames.Open:
+        kind = Kind.OPEN
+        size = meta.body.total
+        if size > _CHUNK_BYTES:
+            call.upload = Upload(call.number, segments, size)
+            size = 0
+        else:
+            pieces = list(codecs.join(segments))
+    return Frame(message(frames.encode(kind, call.number, meta), pieces, size), call=call)
 
 
 class Stream:
@@ -422,6 +463,9 @@ class Stream:
     ) -> None:
         self.is_single = is_single
         self.id = os.urandom(16).hex()
+        #: The header that opened the connection, and the memory files beside it.
+        self.authorization = ""
+        self.files = StreamFiles()
         self.accepts_calls = False
         self.pod = ""
         self.incarnation = ""
@@ -431,6 +475,7 @@ class Stream:
         self._ping_after = ping_after
         self._numbers = itertools.count(1)
         self._sender = Sender()
+        self.references = StreamReferences(self._send_reference, self._sender.submit)
         self._incoming = Incoming(self._sender, self)
         self.calls = self._incoming.calls
         self._link: Link | None = None
@@ -468,32 +513,81 @@ class Stream:
         segments: Sequence[codecs.Segment] = (),
         *,
         reads: bool = False,
+        named: Iterable[Named] = (),
+        file: MemoryFile | None = None,
     ) -> None:
         """Open a call, or attach to one. Whatever this raises, the call can be cancelled.
 
-        The stream's own thread reads the answer, unless the caller `reads`.
+        The stream's own thread reads the answer, unless the caller `reads`. The references among
+        its arguments are `named`. The arguments may lie in a `file` already.
         """
-        number = call.number
-        pieces: Sequence[Buffer] = ()
-        size = 0
-        kind = Kind.ATTACH
-        if type(meta) is frames.Open:
-            kind = Kind.OPEN
-            size = meta.body.total
-            if size > _CHUNK_BYTES:
-                call.upload = Upload(number, segments, size)
-                size = 0
-            else:
-                pieces = list(codecs.join(segments))
-        frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
+        frame = None
+        size = meta.body.total if type(meta) is frames.Open else 0
+        if size > _CHUNK_BYTES and self.files.can_send(size, self.calls):
+            call.file_bytes = size
+        else:
+            frame = _opening(call, meta, segments)
         link = self._link
         if link is not None and not self._reading.locked() and link.was_closed():
             # No thread read, so none noticed it. Frames that are sent now would be lost.
             self._sender.detach()
-        self.calls[number] = call
-        self._sender.submit(frame)
+        self.calls[call.number] = call
+        if named:
+            self.references.send_missing(named)
+        if frame is not None:
+            self._sender.submit(frame)
+        elif reads or file is not None or size <= LIMITS.memory_file_at_once_bytes:
+            self._start_with_file(call, meta, segments, file)
+        else:  # an event loop has more to do
+            start_new_thread(self._start_in_thread, (call, meta, segments))
         if not reads:
             self.watch()
+
+    def _start_with_file(
+        self,
+        call: PendingCall,
+        meta: Any,  # noqa: ANN401  # an OPEN's
+        segments: Sequence[codecs.Segment],
+        file: MemoryFile | None = None,
+    ) -> None:
+        """Open a call whose arguments go in a memory file, if there is room for it."""
+
+        def on_unsent() -> None:
+            self.calls.pop(call.number, None)
+
+        if file is None:
+            outgoing = self.files.write(segments, call.file_bytes, on_unsent)
+        else:
+            outgoing = self.files.share(file, on_unsent)
+        if outgoing is None:
+            call.file_bytes = 0
+            self._sender.submit(_opening(call, meta, segments))
+            return
+        opening = frames.encode(Kind.OPEN, call.number, replace(meta, file=outgoing.number))
+        self._sender.submit(Frame(message(opening), call=call, file=outgoing))
+
+    def _send_reference(self, content: Content, deliver: Callable[[Event], None]) -> None:
+        """Send the value of a reference, as the body of an OPEN frame."""
+        memory = content.memory
+        body = frames.Body(VALUES, content.sizes, memory.size)
+        meta = frames.Open(calls.new_call_id(), "", body, reference=content.identity)
+        file = memory if isinstance(memory, MemoryFile) else None
+        self.start(self.prepare(deliver), meta, [memory.view], reads=True, file=file)
+
+    def _start_in_thread(
+        self,
+        call: PendingCall,
+        meta: Any,  # noqa: ANN401  # an OPEN's
+        segments: Sequence[codecs.Segment],
+    ) -> None:
+        try:
+            self._start_with_file(call, meta, segments)
+        except BaseException as error:  # noqa: BLE001  # its caller waits in another thread
+            if self.calls.pop(call.number, None) is None:
+                return
+            if not isinstance(error, Exception):
+                error = KubetorchError(f"the call could not be sent: {error!r}")
+            call.lose(error)
 
     def watch(self) -> None:
         """Read in the stream's own thread, if no other thread reads."""
@@ -595,13 +689,20 @@ class Stream:
             fix_self=versions.FIX_CLIENT,
         )
         is_known = welcome.incarnation == self.incarnation
-        if not (is_known and welcome.resumed):
+        is_resumed = is_known and welcome.resumed
+        if not is_resumed:
             self._lose_written(is_known=is_known)
             self.incarnation = welcome.incarnation
             self._incoming.inbox = Inbox()
             self._sender.restart(self.calls)
+            self.files.close()
+            self.references.forget_all()
         self.pod = welcome.pod
         self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
+        if not (is_resumed or self.is_single):
+            self.files.open(welcome, self.authorization, self.id)
+            if self.has_ended:  # meanwhile, by another thread
+                self.files.close()
 
     def on_goaway(self) -> None:
         """Open no more calls here, as the agent asks; running calls go on."""
@@ -630,6 +731,7 @@ class Stream:
         """Open no more calls, and fail pending calls with `error`."""
         self.accepts_calls = False
         self._sender.retire(error)
+        self.files.close()
         for number in list(self.calls):
             call = self.calls.pop(number, None)
             if call is not None:
@@ -670,6 +772,7 @@ class Stream:
         error = CallLostError("the process was forked; its calls stay with the parent")
         self._reading = threading.Lock()
         self._sender.abandon(error)
+        self.files.close()
         if link is not None:
             link.close()
         for call in list(self.calls.values()):
@@ -698,6 +801,7 @@ class Stream:
         idle = CallLostError("the agent closed the connection")
         if self.has_ended or self._sender.retire(idle, unless=lambda: self.calls):
             self.accepts_calls = False
+            self.files.close()
             return False
         self._reconnect(self)
         return self._link is not None

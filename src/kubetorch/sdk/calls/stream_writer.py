@@ -13,18 +13,18 @@ on; it exists only while there is something to write.
 
 from __future__ import annotations
 
-import mmap
 import select
 import socket
 import threading
 from _queue import Empty, SimpleQueue
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from kubetorch.errors import ProtocolError
-from kubetorch.lib import websocket_protocol
+from kubetorch.errors import CallLostError, ProtocolError
+from kubetorch.lib import memory_files, websocket_protocol
+from kubetorch.lib.memory_files import FileSocket, MemoryFile
 from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import codecs, frames
 from kubetorch.wire import tuning as wire_tuning
@@ -36,15 +36,41 @@ _JOINED_BYTES = LIMITS.joined_message_bytes
 Buffer = bytes | bytearray | memoryview
 
 
+class OutgoingFile(NamedTuple):
+    """A memory file that is sent right before the frame that names its number.
+
+    Attributes:
+        on_unsent: Called if the file cannot be sent, so that the frame is not sent either.
+    """
+
+    socket: FileSocket
+    number: int
+    file: MemoryFile
+    on_unsent: Callable[[], object]
+
+    def send(self) -> bool:
+        is_sent = self.socket.send(self.number, self.file)
+        self.file.release()
+        if not is_sent:
+            self.on_unsent()
+        return is_sent
+
+
 class Frame:
-    __slots__ = ("call", "is_counted", "parts")
+    __slots__ = ("call", "file", "is_counted", "parts")
 
     def __init__(
-        self, parts: Sequence[Buffer], *, is_counted: bool = True, call: PendingCall | None = None
+        self,
+        parts: Sequence[Buffer],
+        *,
+        is_counted: bool = True,
+        call: PendingCall | None = None,
+        file: OutgoingFile | None = None,
     ) -> None:
         self.parts = parts
         self.is_counted = is_counted
         self.call = call
+        self.file = file
 
 
 def message(head: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> Sequence[Buffer]:
@@ -183,8 +209,7 @@ LOST, EXPIRED = -1, -2
 
 #: Bytes of room that are granted together.
 GRANT = wire_tuning.LIMITS.window_bytes // 4
-#: Bytes of one yielded value that are granted only when the program takes the value.
-_WITHHELD_BYTES = wire_tuning.LIMITS.window_bytes // 2
+_WITHHELD_BYTES = wire_tuning.LIMITS.withheld_bytes
 
 
 class Event(NamedTuple):
@@ -199,6 +224,10 @@ class PendingCall:
     # Defaults lie in the class: most calls are short, and every assignment costs.
     opening: Frame | None = None
     upload: Upload | None = None
+    #: Bytes of the memory file that has its arguments.
+    file_bytes = 0
+    #: True if it was cancelled before it was opened.
+    is_withdrawn = False
     was_written = False
     is_abandoned = False
     reports: deque[frames.Progress] | None = None
@@ -217,13 +246,15 @@ class PendingCall:
     # ---------------------------------------------------------------------- the reading thread
 
     def begin(self, kind: int, meta: frames.Result | frames.Yield, payload: memoryview) -> bool:
-        """Begin the value of a RESULT or YIELD frame; true if it is complete."""
+        """Begin the value of a RESULT or YIELD frame; true if it is complete.
+
+        The payload of a frame is copied, that in a memory file is the caller's.
+        """
         total = meta.body.total
         if len(payload) == total:
             if not self.is_abandoned:
-                self.deliver(
-                    Event(self, kind, meta, bytearray(payload), min(total, _WITHHELD_BYTES))
-                )
+                value = payload if meta.file else bytearray(payload)
+                self.deliver(Event(self, kind, meta, value, min(total, _WITHHELD_BYTES)))
             return True
         if payload or total <= 0:
             raise ProtocolError(f"a frame with {len(payload)} of {total} bytes of payload")
@@ -295,12 +326,9 @@ def _allocate(size: int) -> memoryview:
     if size < LIMITS.mapped_payload_bytes:
         return memoryview(bytearray(size))
     try:
-        memory = mmap.mmap(-1, size)
+        return memoryview(memory_files.anonymous(size))
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a value of {size} bytes") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
 
 
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
@@ -357,6 +385,7 @@ class Sender:
         def cancel() -> None:
             # The frame that opens the call was queued before this, if at all.
             if call.opening is None:
+                call.is_withdrawn = True
                 on_unsent()
                 return
             self._uploads.drop(call.number)
@@ -410,13 +439,21 @@ class Sender:
             self._kick_if_busy()
         self._settle()
 
-    def restart(self, calls: Mapping[int, PendingCall]) -> None:
-        """Forget all sent frames, but send these calls from their beginning to a new end."""
+    def restart(self, calls: MutableMapping[int, PendingCall]) -> None:
+        """Forget all sent frames, but send these calls from their beginning to a new end.
+
+        Calls whose arguments went to the former end in memory files are lost unsent, so that their
+        callers make them again.
+        """
         with self._lock:
             self._forget()
             for call in list(calls.values()):
                 if call.opening is None:
                     continue  # still to be admitted
+                if call.file_bytes:
+                    calls.pop(call.number, None)
+                    call.lose(_unsent())
+                    continue
                 self._outbox.keep(call.opening.parts)
                 if call.upload is not None:
                     call.upload.rewind()
@@ -497,6 +534,12 @@ class Sender:
         if self._end is not None:
             if call is not None:
                 call.lose(self._end)
+            return
+        if call is not None and call.is_withdrawn:
+            return
+        if frame.file is not None and not frame.file.send():
+            if call is not None:
+                call.lose(_unsent())
             return
         if frame.is_counted:
             self._outbox.keep(frame.parts)
@@ -625,6 +668,10 @@ class Sender:
         self._backlog.extend(map(memoryview, parts))
         self._flush()
         self._uploads.end_turn(upload)
+
+
+def _unsent() -> CallLostError:
+    return CallLostError("the pod did not take the arguments of the call in a memory file")
 
 
 def _wait_for_room(connection: socket.socket) -> None:

@@ -19,7 +19,7 @@ from kubetorch.datastore.scan import Options, Scan
 from kubetorch.errors import SpecError
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.secret import Secret
-from kubetorch.sdk.volume import create, missing
+from kubetorch.sdk.volume import create, not_found_error
 from kubetorch.specs.image import CopyStep, ImageSpec, Step
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.volume import VolumeSpec, default_mount_path
@@ -30,22 +30,24 @@ from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft, SecretView
 def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret]) -> WorkloadSpec:
     """Store the secrets and make the volumes of a workload; returns the spec with their state."""
     compute, namespace = spec.compute, spec.namespace
-    ref_by_name = {secret.name: _provided(controller, secret, namespace) for secret in secrets}
+    ref_by_name = {
+        secret.name: _provide_secret(controller, secret, namespace) for secret in secrets
+    }
     refs = tuple(ref_by_name.get(ref.name, ref) for ref in compute.secrets)
-    volumes = tuple(_volume(controller, volume, namespace) for volume in compute.volumes)
+    volumes = tuple(_provide_volume(controller, volume, namespace) for volume in compute.volumes)
     return replace(spec, compute=replace(compute, secrets=refs, volumes=volumes))
 
 
-def _provided(controller: Controller, secret: Secret, namespace: str) -> SecretRef:
+def _provide_secret(controller: Controller, secret: Secret, namespace: str) -> SecretRef:
     """Upload a secret if its values are here; returns its reference for pods."""
     if secret.namespace not in (None, namespace):
         raise SpecError(
             f"the secret {secret.name!r} is one of namespace {secret.namespace!r}, and pods in "
             f"{namespace!r} cannot see it",
-            hint="leave its namespace out: it is then that of the service",
+            hint="leave out namespace=: the secret is then that of the namespace of the service",
         )
     if secret.to_upload() is None:
-        return _declared(controller.secrets.find(namespace, secret.name), secret)
+        return _ref_of_existing(controller.secrets.find(namespace, secret.name), secret)
     collision: Collision = "replace" if secret.override else "same"
     stored = upload_secret(controller, namespace, secret, collision)
     return replace(secret.to_ref(), version=stored.secret.version)
@@ -57,7 +59,10 @@ def upload_secret(
     """Store the values of a secret, which are here."""
     values, ref = secret.to_upload(), secret.to_ref()
     if values is None:
-        raise SpecError(f"the values of the secret {secret.name!r} are not known here")
+        raise SpecError(
+            f"the values of the secret {secret.name!r} are not known here",
+            hint="give values=, or run this where its variables are set or its files are",
+        )
     draft = SecretDraft(
         name=ref.name,
         mount_type=ref.mount_type,
@@ -71,7 +76,7 @@ def upload_secret(
     return controller.secrets.put(namespace, ref.object_name, put)
 
 
-def _declared(existing: SecretView, secret: Secret) -> SecretRef:
+def _ref_of_existing(existing: SecretView, secret: Secret) -> SecretRef:
     """A secret that exists, with the keys and the path that were declared."""
     stored_ref = SecretRef(
         name=secret.name,
@@ -96,11 +101,11 @@ def _declared(existing: SecretView, secret: Secret) -> SecretRef:
         mount_type=declared.mount_type,
         keys=declared.keys or stored_ref.keys,
         path=declared.path or stored_ref.path,
-        renamed=declared.renamed or stored_ref.renamed,
+        renamed=declared.renamed if declared.keys else stored_ref.renamed,
     )
 
 
-def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeSpec:
+def _provide_volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeSpec:
     if spec.namespace not in (None, namespace):
         raise SpecError(
             f"the volume {spec.name!r} is one of namespace {spec.namespace!r}, and pods in "
@@ -113,7 +118,7 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
         return spec
     view = controller.volumes.get(namespace, spec.claim)
     if view is None:
-        raise missing(controller, spec.claim, namespace)
+        raise not_found_error(controller, spec.claim, namespace)
     is_default = spec.mount_path == default_mount_path(spec.name)
     return replace(
         spec,

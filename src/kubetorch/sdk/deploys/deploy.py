@@ -324,6 +324,14 @@ class Deployment:
             spec = self._session.ask(
                 lambda controller: attachments.provide(controller, order.spec, order.secrets)
             )
+            self._order = order = replace(order, spec=spec)
+        if order.spec.compute.data:
+            from kubetorch.sdk.data import mounts  # noqa: PLC0415  # for deploys with data
+
+            compute = order.spec.compute
+            namespace = order.spec.namespace
+            data = mounts.resolved(self._session, namespace, compute, order.secrets)
+            spec = replace(order.spec, compute=replace(compute, data=data))
             self._order = replace(order, spec=spec)
 
     def _bundle(self) -> _Bundle:
@@ -412,6 +420,8 @@ class Deployment:
         packed = bundle.packed(fresh, self._lines.bar)
         with controller.begin_deploy(head, packed, silence=silence) as answer:
             backend.note_deploy(self._session)
+            if bundle.spec.callable.kind != "app" and bundle.spec.callable.record != "none":
+                backend.announce_records()
             with self._lock:
                 self._answer = answer
                 if self._is_cancelled:
@@ -487,6 +497,15 @@ def check_launchable(spec: WorkloadSpec) -> None:
             "once, so that others would wait",
             hint="kt.Compute(concurrency=N, max_queue=M)",
         )
+    if ref.project is not None and compute.working_dir is not None:
+        project = f"{compute.working_dir}/{ref.project}"
+        for mount in compute.data:
+            if f"{mount.path}/".startswith(f"{project}/"):
+                raise SpecError(
+                    f"data[{mount.path!r}] is {mount.key!r}, and the code of {name} lies at "
+                    f"{project}",
+                    hint="choose a path outside of the code",
+                )
     endpoint = None if compute.endpoint is None else compute.endpoint.base_url
     if endpoint is not None and not endpoint.startswith("http://"):
         raise SpecError(
@@ -602,7 +621,7 @@ class LaunchLines:
         pod, activity, share = stage.pod or "", _STAGES.get(stage.stage, ""), None
         if stage.ready is not None and stage.pods is not None:
             self._ready, self._pods = stage.ready, stage.pods
-        if stage.stage in ("image", "event"):
+        if stage.stage in ("data", "event", "image"):
             activity = stage.message
         if stage.step is not None and stage.steps:
             share = (stage.step - 1) / stage.steps

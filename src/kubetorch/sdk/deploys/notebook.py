@@ -329,6 +329,34 @@ class _Writer:
         )
 
 
+class CellNames(_Writer):
+    """What a cell that runs in a pod reads of the session: code as source, data as values."""
+
+    def __init__(self, text: str) -> None:
+        self.target = "the cell"
+        self._names = _session()
+        self._bindings = _read_bindings()
+        self._imports = {}
+        self._items = {}
+        #: The data, by name.
+        self.values: dict[str, Any] = {}
+        uses, bound = _uses(text), _names_in(ast.parse(text).body)
+        for name in sorted((uses.now | uses.later | uses.of_class) & self._names.keys()):
+            try:
+                self._add(name, (self.target,))
+            except NotebookError:  # a name that the cell binds it may not read
+                if name not in bound:
+                    raise
+
+    def _add_value(self, name: str, value: object, users: tuple[str, ...]) -> None:
+        try:
+            values.encode(value, name)
+        except SerializationError:  # an object of a class of a cell, which the source makes
+            super()._add_value(name, value, users)
+        else:
+            self.values[name] = value
+
+
 class _NoLiteral(Exception):
     """A value has a part that Python has no literal for."""
 
@@ -620,6 +648,8 @@ def _body_of_magic(node: ast.stmt) -> str | None:
         return None
     call: ast.Call = node.value  # type: ignore[attr-defined]  # as a magic is
     if getattr(call.func, "attr", "") != "run_cell_magic" or len(call.args) != 3:
+        return None
+    if getattr(call.args[0], "value", None) == "kt":  # what it defines stays in a pod
         return None
     body, shell = getattr(call.args[2], "value", None), modules.ipython_shell()
     return str(shell.transform_cell(body)) if isinstance(body, str) and shell else None

@@ -29,7 +29,7 @@ from kubetorch.lib import modules
 from kubetorch.sdk import batching, inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import (
-    SCALING_METHODS,
+    OVERRIDABLE_METHODS,
     BatchedMethod,
     CallableKind,
     CallableRef,
@@ -629,7 +629,7 @@ class Source:
         if not isinstance(definition, type):
             return ()
         members = _members(definition)
-        methods = (name for name in SCALING_METHODS if name in members)
+        methods = (name for name in OVERRIDABLE_METHODS if name in members)
         return tuple(name for name in methods if callable(getattr(definition, name)))
 
     def _further_roots(self, project: ProjectRef) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """A port of this machine that leads to the pods of a service.
 
 The listener is on loopback and passes requests on unchanged: clients need a token, as they do for
-the pods themselves, and get none of this program's rights.
+the pods themselves, and get none of this program's rights, unless `headers` has a token: then
+what answers behind the port decides who may ask.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import atexit
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, ServiceNotFoundError
@@ -40,6 +41,7 @@ class LocalPort:
         inside: str = "",
         port: int | None = None,
         service: tuple[str, str] = ("", ""),
+        headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         if port is not None and not sockets.is_free(port):
             raise ResourceNotAvailableError(
@@ -48,6 +50,7 @@ class LocalPort:
         self._find = find
         self._transport = transport
         self._inside = inside
+        self._headers = headers
         self._prefix = "/".join(service)
         self._url: str | None = None
         self._socket = sockets.listen(sockets.LOOPBACK, port or 0)
@@ -99,15 +102,18 @@ class LocalPort:
             raise NoTargetError("the service has no pod that answers")
         mount = Mount(outside, parts.path.rstrip("/") + self._inside)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        if self._transport is DIRECT:
+        header_values = dict(await asyncio.to_thread(self._headers))
+        if self._transport is DIRECT and not header_values:
             return Target(parts.hostname, port, mount)
-        header_values = dict(self._transport.headers(url))
+        header_values |= self._transport.headers(url)
         # Pods take any host, so that of the client stays; an ingress needs its own.
         if header_values.pop("Host", None) is None:
             header_values["Host"] = authority(parts)
         header_pairs = tuple(
             (name.lower().encode(), value.encode()) for name, value in header_values.items()
         )
+        if self._transport is DIRECT:
+            return Target(parts.hostname, port, mount, header_pairs)
 
         async def dial() -> socket.socket:
             connection = await asyncio.to_thread(

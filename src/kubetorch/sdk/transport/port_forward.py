@@ -189,7 +189,7 @@ class PortForwardTransport:
             )
             raise ConnectionAbortedError(error.message) from error
         except KubernetesRequestError as error:
-            if failures.is_passing(error):  # the pod's node does not answer
+            if failures.may_pass(error):  # the pod's node does not answer
                 raise ConnectionAbortedError(error.message) from error
             raise
 

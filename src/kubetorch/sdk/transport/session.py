@@ -157,6 +157,15 @@ class Session:
             return ""
         return self.transport.scaler(view.spec.namespace, view.spec.name, view.scaler)
 
+    def entrance(self, view: WorkloadView) -> str:
+        """URL for plain requests to an autoscaled service, perhaps without a pod; empty for others.
+
+        A forwarded port leads to one pod, which may go.
+        """
+        if not (view.scaler or view.scaling) or self.transport is DIRECT:
+            return ""
+        return self.transport.scaler(view.spec.namespace, view.spec.name, view.scaler)
+
     def call_token(self, view: WorkloadView) -> str:
         """The token for calls of a workload; the error of a refusal names the missing right."""
         spec = view.spec

@@ -70,7 +70,7 @@ from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import agent, kinds, knative, pod_security, rendering, replicas
-from kubetorch.manifests.desired_pods import Mounted, read_mounted
+from kubetorch.manifests.desired_pods import MountedNames, read_mounted_names
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.compute import ComputeSpec
@@ -175,14 +175,22 @@ class KubernetesBackend(Backend):
         await self._stop_repeating((spec.namespace, spec.name))
         try:
             await self._apply(spec)
-        except AdmissionError:
-            # The API server refuses a bare Pod at once. Pods of a controller are refused later:
-            # see `_repeat_if_it_helps`.
-            await self._apply(spec, repeats=1)
+        except KubetorchError as error:
+            if knative.forbids_no_pods(error, spec.compute):
+                await self._apply(spec, starts_pod=True)
+            elif isinstance(error, AdmissionError):
+                # The API server refuses a bare Pod at once. Pods of a controller are refused later:
+                # see `_repeat_if_it_helps`.
+                await self._apply(spec, repeats=1)
+            else:
+                raise
 
-    async def _apply(self, spec: WorkloadSpec, *, repeats: int = 0) -> None:
+    async def _apply(
+        self, spec: WorkloadSpec, *, repeats: int = 0, starts_pod: bool = False
+    ) -> None:
         key = (spec.namespace, spec.name)
-        workload = AppliedWorkload.of(spec, has_operator=await self._has_operator(spec))
+        has_operator = await self._has_operator(spec)
+        workload = AppliedWorkload.of(spec, has_operator=has_operator, starts_pod=starts_pod)
         main = workload.main
         previous_workload = self._workloads.get(key)
         if previous_workload is None and key in self._adopter.reasons:
@@ -193,7 +201,8 @@ class KubernetesBackend(Backend):
         has_failed = self._has_failed_revision(key)
         live_objects, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
         root_images = self._root_images if is_restricted else None
-        workload.equip(self._runtime, root_images)
+        runtime = await self._runtime_of(spec, main, is_restricted=is_restricted)
+        workload.equip(runtime, root_images)
         workload.repeats = repeats
         has_same_template = (
             previous_workload is not None and previous_workload.template == workload.template
@@ -201,23 +210,9 @@ class KubernetesBackend(Backend):
         workload.is_reported = has_same_template
         manifests = KubernetesServices.of(spec, main).render()
         if main is not None:
-            manifests += await prepare.companion_objects(
-                self._client, main, self._runtime, root_images
-            )
+            manifests += await prepare.companion_objects(self._client, main, runtime, root_images)
             manifests.append(main)
-        # The user of a manifest may have applied it already.
-        user_manifest = main if spec.compute.manifest is not None else None
-        permission = TakeoverPermission(objects.replaced_containers(spec))
-        timeout = spec.compute.launch_timeout
-        plan = ApplyPlan(
-            manifests,
-            user_manifest,
-            permission,
-            self._owner(*key),
-            live_objects,
-            timeout,
-            scaled_to=self._scaler.size(key) if workload.is_scaled else None,
-        )
+        plan = self._plan(workload, manifests, live_objects)
         if main is not None:
             await self._apply_retry.check_form(key, plan)
         doomed_object = self._doomed_object(key)
@@ -242,6 +237,38 @@ class KubernetesBackend(Backend):
         self._refused.forget(key)
         self._note_scaled(key, workload)
         self._watch.mark(key)
+
+    def _plan(
+        self,
+        workload: AppliedWorkload,
+        manifests: list[Manifest],
+        live_objects: LiveObjects,
+    ) -> ApplyPlan:
+        """How the objects of a workload are applied."""
+        spec = workload.spec
+        key = (spec.namespace, spec.name)
+        return ApplyPlan(
+            manifests,
+            # The user of a manifest may have applied it already.
+            workload.main if spec.compute.manifest is not None else None,
+            TakeoverPermission(objects.replaced_containers(spec)),
+            self._owner(*key),
+            live_objects,
+            spec.compute.launch_timeout,
+            scaled_to=self._scaler.size(key) if workload.is_scaled else None,
+        )
+
+    async def _runtime_of(
+        self, spec: WorkloadSpec, main: Manifest | None, *, is_restricted: bool
+    ) -> Runtime:
+        """The runtime of a workload's pods: those with data share it, where that is admitted."""
+        runtime = self._runtime
+        if not runtime.node_data or main is None:
+            return runtime
+        may_share = bool(spec.compute.data) and not is_restricted
+        if may_share and await self._prerequisites.admits_node_data(main, spec, runtime.node_data):
+            return runtime
+        return replace(runtime, node_data="")
 
     def _note_scaled(self, key: Key, workload: AppliedWorkload) -> None:
         """Have the scaler give the Deployment of a workload its number of pods."""
@@ -307,7 +334,9 @@ class KubernetesBackend(Backend):
 
     async def _repeat(self, key: Key, workload: AppliedWorkload) -> None:
         try:
-            await self._apply(workload.spec, repeats=workload.repeats + 1)
+            await self._apply(
+                workload.spec, repeats=workload.repeats + 1, starts_pod=workload.starts_pod
+            )
         except KubetorchError as error:
             _log.warning("launch not repeated workload=%s/%s error=%s", *key, error)
             # The next refusal fails the launch.
@@ -419,6 +448,9 @@ class KubernetesBackend(Backend):
             return []
         spec, main = workload.spec, workload.main
         leftovers: list[str | None] = []
+        is_knative = main is not None and kinds.find(main) == knative.KIND
+        if is_knative and spec.compute.manifest is None:  # else the object may stay
+            await self._end_draining_pods(key, workload, grace)
         for service in KubernetesServices.of(spec, main).render():
             leftovers.append(await self._applier.delete_applied(await self._applier.ref(service)))
         if main is not None:
@@ -437,6 +469,23 @@ class KubernetesBackend(Backend):
         if not any(used_namespace == namespace for used_namespace, _ in self._workloads):
             await self._cluster_watch.forget(namespace)
         return [leftover for leftover in leftovers if leftover is not None]
+
+    async def _end_draining_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
+        """Begin to end the pods of a Knative Service that is deleted next, within `grace`.
+
+        Its queue-proxies wait 30 s for requests, in a hook before SIGTERM, and no later deletion
+        with a shorter grace makes a kubelet leave that hook. `_end_pods` sees to what replaces the
+        pods until the Service is gone.
+        """
+        seconds = max(1, int(grace))
+        names = self._members(key, workload, is_ending=True)
+        deletions = (
+            self._applier.delete(Ref(PODS, name, key[0]), grace_seconds=seconds) for name in names
+        )
+        # Pods that are not ended here go with the Service, later.
+        for error in await asyncio.gather(*deletions, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log.warning("a pod is not ended before its service error=%s", error)
 
     async def _end_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
         """End the pods of a deleted workload within `grace`; returns when they have disappeared.
@@ -618,7 +667,15 @@ class KubernetesBackend(Backend):
         if manifest["kind"] == "CronJob":
             schedule = manifest["spec"].get("schedule")
             return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
-        return tuple(knative.warnings(compute, has_knative=self._plain(manifest) is None))
+        metadata = manifest["metadata"]
+        workload = self._workloads.get((metadata["namespace"], metadata["name"]))
+        return tuple(
+            knative.warnings(
+                compute,
+                has_knative=self._plain(manifest) is None,
+                starts_pod=workload is not None and workload.starts_pod,
+            )
+        )
 
     def _plain(self, manifest: Manifest) -> Manifest | None:
         """The main object that a workload has instead, if this kind has no operator here."""
@@ -661,13 +718,13 @@ class KubernetesBackend(Backend):
             *restriction_notes,
         )
 
-    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
+    def mounted(self, namespace: str, name: str, pod: str) -> MountedNames:
         key = (namespace, name)
         workload, pod_manifest = self._workloads.get(key), self._watch.pods_of(key).get(pod)
         # A user who selects pods could have made them with any mounts: there is nothing to check.
         if pod_manifest is None or workload is None or workload.main is None:
-            return Mounted()
-        return read_mounted(pod_manifest["spec"], agent_container(pod_manifest))
+            return MountedNames()
+        return read_mounted_names(pod_manifest["spec"], agent_container(pod_manifest))
 
     def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
         pod_manifest = self._watch.pods_of((namespace, name)).get(pod)

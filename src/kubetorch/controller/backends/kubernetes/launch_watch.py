@@ -37,6 +37,7 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.podlogs import LogOptions
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, key, version
 from kubetorch.k8s.watching import Change
+from kubetorch.lib import deadlines
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, scheduling
 
@@ -465,13 +466,12 @@ class LaunchVerdicts:
     ) -> None:
         ref = Ref(PODS, pod["metadata"]["name"], key[0])
         options = LogOptions(run[1], tail=LIMITS.container_log_lines)
-        read = podlogs.read_ended if verdict.is_previous else podlogs.read
+        read = podlogs.read_ended if verdict.log_is_of_previous_run else podlogs.read
         try:
-            content = await asyncio.wait_for(
-                read(self._client, ref, options), TIMING.container_log_seconds
-            )
+            async with deadlines.timeout(TIMING.container_log_seconds):
+                content = await read(self._client, ref, options)
             self._log_lines[run] = content.decode("utf-8", "replace").splitlines()
-        except (KubetorchError, asyncio.TimeoutError) as error:
+        except (KubetorchError, TimeoutError) as error:
             _log.info("log not read pod=%s container=%s error=%s", ref.name, run[1], error)
             self._log_lines[run] = []
         finally:
@@ -483,7 +483,7 @@ class LaunchVerdicts:
 def _event_objects(pod: Object) -> Iterator[tuple[str, str]]:
     """Kinds and names of the objects whose events concern a pod: itself, and its claims."""
     yield "Pod", pod["metadata"]["name"]
-    for claim in claims(pod["spec"]):
+    for claim in claims(pod):
         yield "PersistentVolumeClaim", claim
 
 

@@ -212,6 +212,12 @@ class Namespaces:
             self._levels.popitem(last=False)
         return is_restricted
 
+    async def admits_volume(self, namespace: str, account: str, volume: Object) -> bool:
+        """True if a namespace admits pods with such a volume."""
+        pod = _pod(namespace, account, None)
+        pod["spec"]["volumes"] = [volume]
+        return await self._refusal(pod) is None
+
     async def _refusal(self, pod: Object) -> KubernetesRequestError | None:
         """The refusal of a pod by the API server in a dry run; `None` if it accepts the pod."""
         try:

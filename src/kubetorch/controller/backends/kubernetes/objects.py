@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller.backends.kubernetes.apply import (
     Applier,
@@ -54,7 +55,7 @@ from kubetorch.manifests import (
     replicas,
     trainjob,
 )
-from kubetorch.manifests.kinds import KINDS, Manifest, Path
+from kubetorch.manifests.kinds import KINDS, Manifest, Path, named
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs.compute import thaw
@@ -104,8 +105,10 @@ def is_scaled_to_zero(owners: Sequence[Object], template: str) -> bool:
         status = revision.get("status") or {}
         if revision["metadata"]["name"] in ready and agent.digest_of(revision) == template:
             is_ready = snapshot.condition(revision, "Ready").get("status") == "True"
-            # `desiredReplicas` is missing until the scaler has decided for the first time.
-            return is_ready and status.get("desiredReplicas") == 0
+            # `desiredReplicas` is missing until the scaler has decided for the first time, which it
+            # does not before the first call of a service that begins without pods.
+            is_idle = snapshot.condition(revision, "Active").get("reason") == "NoTraffic"
+            return is_ready and status.get("desiredReplicas", 0 if is_idle else None) == 0
     return False
 
 
@@ -143,26 +146,34 @@ class AppliedWorkload(msgspec.Struct):
     is_reported: bool = False
     #: How often it was applied again because its pods were refused.
     repeats: int = 0
+    #: Whether it starts a pod though its deploy wants none, since Knative forbids to start none.
+    starts_pod: bool = False
     #: Its images that are known to run as root.
     root_images: frozenset[str] = frozenset()
     #: Version of the secrets that its pods see.
     secrets: str = ""
     #: The number of pods that the scaler has given its Deployment; `None` without one.
     scaled_size: int | None = None
+    # Whether its pods mount the node's folder for declared data.
+    _shares_data: bool = False
     # `metadata.generation` of the main object after the apply.
     _generation: int = 0
     # Which attempt to make a Revision of its template Knative was asked for.
     _attempt: str = ""
 
     @classmethod
-    def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
+    def of(
+        cls, spec: WorkloadSpec, *, has_operator: bool = True, starts_pod: bool = False
+    ) -> AppliedWorkload:
         """The workload of a spec before its apply; without an operator, of another kind."""
         main = None
         if not spec.compute.is_selector_only:
             main = rendering.of_workload(spec, has_operator=has_operator)
+        if main is not None and starts_pod:
+            knative.start_pod(main)
         is_all = spec.compute.broadcast is not None or _is_world(spec)
         called_labels = {} if is_all else KubernetesServices.of(spec, main).called
-        return cls(spec, main, called_labels)
+        return cls(spec, main, called_labels, starts_pod=starts_pod)
 
     @property
     def is_ranked(self) -> bool:
@@ -202,6 +213,8 @@ class AppliedWorkload(msgspec.Struct):
         templates = WorkloadManifest.parse(manifest, self.spec.compute.pod_template_path).templates
         self.template = agent.digest_of(templates[0].body)
         self.root_images = frozenset(pod_security.root_images(templates))
+        volumes = templates[0].spec.get("volumes") or []
+        self._shares_data = named(volumes, agent.NODE_DATA_VOLUME) is not None
         self.secrets = templates[0].read_pods("annotations").get(labels.SECRETS_VERSION, "")
         return templates[0]
 
@@ -210,7 +223,7 @@ class AppliedWorkload(msgspec.Struct):
             return None
         kind = rendering.operated_kind(self.spec.compute)
         return Equipment(
-            runtime,
+            runtime if self._shares_data else replace(runtime, node_data=""),
             tuple(sorted(self.root_images)) if self.is_restricted else None,
             self.secrets,
             has_operator=kind is None or kind.kind == self.main["kind"],

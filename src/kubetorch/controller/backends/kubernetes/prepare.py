@@ -21,6 +21,7 @@ from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.manifests.desired_pods import Attached
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Runtime
 
 
@@ -70,6 +71,13 @@ class PodPrerequisites:
         return await self._namespaces.is_restricted(
             namespace, accounts[0], is_asked_anew=is_repeated
         )
+
+    async def admits_node_data(self, manifest: Manifest, spec: WorkloadSpec, folder: str) -> bool:
+        """True if the pods of an object may mount the node's folder for declared data."""
+        workload = WorkloadManifest.parse(manifest, spec.compute.pod_template_path)
+        volume = agent.node_data_volume(folder, spec.namespace)
+        account = _account(workload.primary)
+        return await self._namespaces.admits_volume(spec.namespace, account, volume)
 
 
 def _account(template: PodTemplate) -> str:

@@ -286,9 +286,7 @@ class VolumeClaims:
         return [
             pod
             for pod in listing.items
-            if claim in claims(pod.get("spec") or {})
-            and not is_over(pod)
-            and (with_leaving or not is_leaving(pod))
+            if claim in claims(pod) and not is_over(pod) and (with_leaving or not is_leaving(pod))
         ]
 
     async def _wait_until_deleted(self, namespace: str, claim: str, uid: str, wait: float) -> bool:

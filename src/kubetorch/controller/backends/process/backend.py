@@ -53,7 +53,7 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import desired_pods, kinds, knative, rendering
 from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.container_variables import PodFacts
-from kubetorch.manifests.desired_pods import DesiredPods, Mounted
+from kubetorch.manifests.desired_pods import DesiredPods, MountedNames
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.tuning import TIMING as MANIFESTS
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
@@ -288,8 +288,8 @@ class ProcessBackend(Backend):
             return ""
         return f"{self._pod_home.controller_url()}/{spec.namespace}/{spec.name}"
 
-    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        return Mounted()  # all secrets and volumes of a machine belong to its user
+    def mounted(self, namespace: str, name: str, pod: str) -> MountedNames:
+        return MountedNames()  # all secrets and volumes of a machine belong to its user
 
     def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
         agents = {pod.record.port for pod in self._all_pods()}
@@ -317,14 +317,16 @@ class ProcessBackend(Backend):
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
         """The pods of a spec; their template has a version of their secrets, if they have any."""
         pod_set = desired_pods.read(rendering.of_workload(spec))
-        if pod_set.grace is None and knative.scaling(spec.compute) is not None:
-            pod_set = replace(pod_set, grace=MANIFESTS.scaled_pod_grace_seconds)
+        if pod_set.grace_seconds is None and knative.scaling(spec.compute) is not None:
+            pod_set = replace(pod_set, grace_seconds=MANIFESTS.scaled_pod_grace_seconds)
         if spec.runtime.pretends_gpus and pod_set.gpus:
-            template = f"{pod_set.template}{_PRETENDING_SUFFIX}"
-            pod_set = replace(pod_set, template=template, pretends_gpus=True)
+            template_digest = f"{pod_set.template_digest}{_PRETENDING_SUFFIX}"
+            pod_set = replace(pod_set, template_digest=template_digest, pretends_gpus=True)
         version = self._attachments.version(pod_set.namespace, pod_set.attached)
         return (
-            replace(pod_set, template=f"{pod_set.template}{_SECRETS_SEPARATOR}{version}")
+            replace(
+                pod_set, template_digest=f"{pod_set.template_digest}{_SECRETS_SEPARATOR}{version}"
+            )
             if version
             else pod_set
         )
@@ -365,7 +367,7 @@ class ProcessBackend(Backend):
             name=_pod_name(pod_set, ordinal),
             ordinal=ordinal,
             port=0,
-            template=pod_set.template,
+            template=pod_set.template_digest,
             devices=self._choose_devices(workload),
         )
         pod = self._pod(record, pod_set)
@@ -406,7 +408,7 @@ class ProcessBackend(Backend):
     async def _replace(self, pod: Pod) -> None:
         key = (pod.record.namespace, pod.record.workload)
         workload = self._workloads.get(key)
-        grace = None if workload is None else workload.pod_set.grace
+        grace = None if workload is None else workload.pod_set.grace_seconds
         await self._end(pod, TIMING.replaced_pod_grace_seconds if grace is None else grace)
         workload = self._workloads.get(key)
         if workload is not None and pod in workload.pods:
@@ -449,7 +451,7 @@ def _pod_name(pod_set: DesiredPods, ordinal: int) -> str:
     if pod_set.kind == "StatefulSet":
         return f"{pod_set.name}-{ordinal}"
     suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))
-    return f"{pod_set.name}-{pod_set.template[:5]}-{suffix}"
+    return f"{pod_set.name}-{pod_set.template_digest[:5]}-{suffix}"
 
 
 def _is_from_template(record: PodRecord, pod_set: DesiredPods) -> bool:
@@ -457,7 +459,10 @@ def _is_from_template(record: PodRecord, pod_set: DesiredPods) -> bool:
 
     The version of the secrets does not count where it is not known, as when a secret is missing.
     """
-    return pod_set.template in (record.template, record.template.partition(_SECRETS_SEPARATOR)[0])
+    return pod_set.template_digest in (
+        record.template,
+        record.template.partition(_SECRETS_SEPARATOR)[0],
+    )
 
 
 #: The address on which PyTorch, JAX and TensorFlow listen, and the ports for them, which no agent
@@ -610,7 +615,7 @@ def pod_facts(pod_set: DesiredPods, name: str, ordinal: int, address: str) -> Po
         "metadata.namespace": pod_set.namespace,
         "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.{pod_set.namespace}")),
         "spec.nodeName": socket.gethostname(),
-        "spec.serviceAccountName": pod_set.account,
+        "spec.serviceAccountName": pod_set.service_account,
         **dict.fromkeys(("status.hostIP", "status.hostIPs"), sockets.LOOPBACK),
         **dict.fromkeys(("status.podIP", "status.podIPs"), address),
     }

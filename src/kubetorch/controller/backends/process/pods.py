@@ -18,7 +18,6 @@ import functools
 import itertools
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
@@ -105,6 +104,7 @@ class PodHome(msgspec.Struct, frozen=True):
             working_dir=inputs.working_dir or str(work),
             attachments_file=str(attachments_file),
             environments=str(self.home / "environments"),
+            node_data=str(self.home / "data" / pod.namespace),
             grace=inputs.grace,
         )
         inherited = self.environment.keys() - inputs.variables.keys() - {_SERVICE_HOME}
@@ -317,7 +317,7 @@ class Pod:
         """Remove the record and the folder of an ended pod."""
         self._state.delete_pods([(self.record.namespace, self.record.name)])
         self._pod_home.sessions.pop(self.folder, None)
-        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        await asyncio.to_thread(files.remove_tree, self.folder)
         with contextlib.suppress(OSError):  # it has folders of other pods
             self.folder.parent.rmdir()
 
@@ -437,4 +437,4 @@ def _remove_folders(
             key = (namespace.name, folder.name)
             # A pod may have been made in between.
             if key not in live_pods and key not in pods():
-                shutil.rmtree(folder, ignore_errors=True)
+                files.remove_tree(folder)

@@ -14,7 +14,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
     NO_TROUBLE,
     Verdict,
     doomed,
-    settled,
+    unless_just_missing,
     waiting,
 )
 from kubetorch.errors import AdmissionError, QuotaExceededError
@@ -77,7 +77,7 @@ def judge(
         )
     error = verdicts.missing_object_in(message, namespace=namespace)
     if error is not None:
-        return settled(doomed(error, since), now)
+        return unless_just_missing(doomed(error, since), now)
     return _refusal(message, namespace, since)
 
 

@@ -13,7 +13,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
     NO_TROUBLE,
     Verdict,
     doomed,
-    settled,
+    unless_just_missing,
     waiting,
     worst,
 )
@@ -166,7 +166,7 @@ def _judge_not_created(
         message, namespace=container.pod["metadata"].get("namespace") or ""
     )
     if error is not None:
-        return settled(doomed(error, since), cluster.now)
+        return unless_just_missing(doomed(error, since), cluster.now)
     if _TRANSIENT.search(message):
         return waiting(f"{container.title} is not made yet: {message}", since)
     return doomed(_start_error(container, message), since)
@@ -290,8 +290,10 @@ def _judge_termination(
     verdict = doomed(_exit_error(container, code, reason), since)
     if message:  # it has the last lines of the log, which are fetched otherwise
         return verdict.with_log(message.splitlines())
-    is_previous = "terminated" not in (container.status.get("state") or {})
-    return replace(verdict, log_container=container.name, is_previous=is_previous)
+    log_is_of_previous_run = "terminated" not in (container.status.get("state") or {})
+    return replace(
+        verdict, log_container=container.name, log_is_of_previous_run=log_is_of_previous_run
+    )
 
 
 def _exit_error(container: _Container, code: int, reason: str) -> KubetorchError:

@@ -51,7 +51,7 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
 
 def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     namespace = pod["metadata"].get("namespace") or ""
-    claims = (cluster.find(CLAIMS, name, namespace) for name in volumes.claims(pod["spec"]))
+    claims = (cluster.find(CLAIMS, name, namespace) for name in volumes.claims(pod))
     events = snapshot.without_earlier_objects(events, [pod, *filter(None, claims)])
     loss = lost_pods.judge(pod, events, cluster)
     if loss.reason:
@@ -97,7 +97,7 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
     verdict = admission.judge(error.message, namespace=namespace, since=None, now=now)
     if verdict.reason:
         return verdict
-    is_passing = failures.is_passing(error)
+    is_passing = failures.may_pass(error)
     if error.status_code == 409:
         is_passing = "Apply failed with" not in error.message
     return waiting(error.message, now) if is_passing else doomed(error, now)

@@ -16,7 +16,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
     NO_TROUBLE,
     Verdict,
     doomed,
-    settled,
+    unless_just_missing,
     waiting,
 )
 from kubetorch.errors import MissingObjectError, OperatorMissingError, QueueUnschedulableError
@@ -76,7 +76,7 @@ def _no_kai(message: str) -> OperatorMissingError:
 def _missing(error: MissingObjectError, cluster: Cluster, created: float | None) -> Verdict:
     if created is None:  # the object is not applied yet, and the queue may be applied with it
         return waiting(error.message)
-    return settled(doomed(error, created), cluster.now)
+    return unless_just_missing(doomed(error, created), cluster.now)
 
 
 def judge_scheduler(pod: Object, cluster: Cluster) -> Verdict:

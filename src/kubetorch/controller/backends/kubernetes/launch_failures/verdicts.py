@@ -19,9 +19,13 @@ _KINDS = {
     "runtimeclass": "RuntimeClass",
     "priorityclass": "PriorityClass",
 }
+# secret "token" not found
 _NOT_FOUND = re.compile(rf'\b({"|".join(map(re.escape, _KINDS))}) "([^"]+)" not found', re.I)
+# no PriorityClass with name high was found
 _MISSING_PRIORITY_CLASS = re.compile(r"no PriorityClass with name (\S+) was found")
+# couldn't find key PASSWORD in Secret team/token
 _MISSING_KEY = re.compile(r"couldn't find key (\S+) in (\w+) (?:\S+/)?(\S+)")
+# MountVolume.SetUp failed for volume "keys" : references non-existent secret key: password
 _MISSING_KEY_OF_VOLUME = re.compile(r"references non-existent (secret|config) key: (\S+)")
 _HINTS = {
     "Secret": "create it (kt secrets, kubectl create secret), or correct the name",
@@ -42,13 +46,13 @@ class Verdict:
     """A verdict on a launch; without a reason, nothing is wrong.
 
     Attributes:
-        error: Why the launch can never succeed; a verdict with an error is a doom.
+        error: Why the launch can never succeed; a verdict with an error is called a doom.
         reason: Why the launch waits, or fails.
         since: The time since when the reason holds, in seconds since the epoch.
         recheck_seconds: Seconds after which to judge again, even if nothing has changed.
         settle_seconds: Seconds for which a doom has to last before it counts.
         log_container: The container whose last log lines belong into the error.
-        is_previous: Whether these lines are those of the container's previous run.
+        log_is_of_previous_run: Whether these lines are of the run before the present one.
     """
 
     error: KubetorchError | None = None
@@ -57,7 +61,7 @@ class Verdict:
     recheck_seconds: float | None = None
     settle_seconds: float = 0.0
     log_container: str | None = None
-    is_previous: bool = False
+    log_is_of_previous_run: bool = False
 
     @property
     def is_doomed(self) -> bool:
@@ -91,7 +95,7 @@ def waiting(
     return Verdict(None, reason, since, recheck_seconds)
 
 
-def settled(verdict: Verdict, now: float) -> Verdict:
+def unless_just_missing(verdict: Verdict, now: float) -> Verdict:
     """Turn a doom that is younger than `missing_object_settle_seconds` into a reason to wait.
 
     A missing object may be made a moment later.

@@ -1,0 +1,252 @@
+"""`kt put`, `kt get`, `kt ls`, `kt rm`: files and folders in the data store."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Literal
+
+import typer
+
+from kubetorch.cli import views
+from kubetorch.cli.args import AsJson, Namespace
+from kubetorch.cli.output import Output
+from kubetorch.cli.services import open_session
+from kubetorch.config.settings import config
+from kubetorch.errors import DataStoreError, ServiceNotFoundError, SpecError
+from kubetorch.sdk.data import buckets, files, store
+from kubetorch.sdk.data.client import ask
+from kubetorch.sdk.data.download import Download
+from kubetorch.sdk.data.progress import Progress, readable
+from kubetorch.sdk.transport.session import Session
+from kubetorch.specs import names
+from kubetorch.wire.data import ListedPath, RemovePath
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="The key, such as models/base, or s3://bucket/x.")
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show more.")]
+Force = Annotated[bool, typer.Option("-f", "--force", help="Also files that are as they were.")]
+Contents = Annotated[
+    bool, typer.Option("-c", "--contents", help="What a folder has, without the folder.")
+]
+SecretName = Annotated[
+    str | None,
+    typer.Option("--secret", metavar="NAME", help="The secret, or provider, for an address."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="PATTERN", help="Leave these files out; may be repeated."),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="PATTERN", help="Take these files in any case."),
+]
+
+
+def _open(namespace: str | None, output: Output, *, is_changing: bool) -> tuple[Session, str]:
+    chosen: str = names.check_namespace(namespace or config.get("namespace"))
+    return open_session(chosen, output, is_changing=is_changing), chosen
+
+
+def _filters(include: list[str] | None, exclude: list[str] | None) -> str | None:
+    options = [f"--include={pattern}" for pattern in include or ()]
+    options += [f"--exclude={pattern}" for pattern in exclude or ()]
+    return shlex.join(options) or None
+
+
+def _report(output: Output, key: str, progress: Progress, line: str, *, verbose: bool) -> None:
+    if output.as_json:
+        output.record(
+            {
+                "key": key,
+                "files": progress.files,
+                "bytes": progress.total,
+                "moved": progress.moved,
+                "seconds": round(progress.seconds, 3),
+            }
+        )
+        return
+    output.report(line, "green")
+    if verbose:
+        output.report(progress.summary())
+
+
+@app.command("put")
+def put(  # noqa: PLR0913  # the documented options
+    key: Key,
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH", help="A file or folder, as --src.")
+    ] = None,
+    src: Annotated[
+        list[str] | None, typer.Option("-s", "--src", help="A file or folder; may be repeated.")
+    ] = None,
+    force: Force = False,
+    exclude: Exclude = None,
+    include: Include = None,
+    contents: Contents = False,
+    lifespan: Annotated[
+        Literal["cluster", "resource"] | None,
+        typer.Option(help="cluster: until it is deleted; resource: until its service is."),
+    ] = None,
+    secret: SecretName = None,
+    verbose: Verbose = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store files or folders under a key, or in a bucket."""
+    output = Output(as_json=as_json)
+    sources = [*(sources or ()), *(src or ())]
+    if not sources:
+        raise SpecError("nothing to store", hint=f"name a file or folder: kt put {key} --src PATH")
+    paths = store.existing_paths(sources)
+    session, chosen = _open(namespace, output, is_changing=True)
+    with Progress("storing", key) as progress:
+        new_upload = None
+        if "://" in key:
+            new_upload = buckets.uploads(session, chosen, key, progress, secret)
+        files.put(
+            session,
+            chosen,
+            key,
+            paths,
+            progress,
+            contents=contents,
+            filter_options=_filters(include, exclude),
+            is_forced=force,
+            lifespan=lifespan,
+            new_upload=new_upload,
+        )
+    _report(output, key, progress, f"✓ Stored at key '{key}'", verbose=verbose)
+
+
+@app.command("get")
+def get(  # noqa: PLR0913  # the documented options
+    key: Key,
+    folder: Annotated[
+        str | None, typer.Argument(metavar="FOLDER", help="The folder that gets it, as --dest.")
+    ] = None,
+    dest: Annotated[
+        str | None,
+        typer.Option("-d", "--dest", help="The folder that gets it; this one by default."),
+    ] = None,
+    force: Force = False,
+    exclude: Exclude = None,
+    include: Include = None,
+    contents: Contents = False,
+    secret: SecretName = None,
+    verbose: Verbose = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Get the file or folder under a key or address, or all keys below it."""
+    output = Output(as_json=as_json)
+    if folder is not None and dest is not None:
+        raise SpecError(f"two folders get {key!r}: {folder} and {dest}", hint="name one of them")
+    session, chosen = _open(namespace, output, is_changing=False)
+    path = key
+    if "://" in key:
+        variables = buckets.variables_of(secret, chosen)
+        with Progress("pulling", key) as progress:
+            path = buckets.pull(session, chosen, key, progress, variables=variables)
+    with Progress("getting", key) as progress:
+        Download(session, chosen, progress).get(
+            path,
+            folder or dest,
+            contents=contents,
+            filter_options=_filters(include, exclude),
+            is_forced=force,
+        )
+    _report(output, key, progress, f"✓ Retrieved key '{key}'", verbose=verbose)
+
+
+@app.command("ls")
+def ls(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key; all of them if left out.")] = "",
+    verbose: Verbose = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what is stored below a key; -v shows sizes, ages, versions and who has them."""
+    output = Output(as_json=as_json)
+    session, chosen = _open(namespace, output, is_changing=False)
+    rows = ask(session, chosen, lambda client: client.list(key))
+    rows.sort(key=lambda row: (not row.is_directory, row.name))
+    if as_json:
+        output.value([store.listed(row, is_verbose=True) for row in rows])
+        return
+    if not rows:
+        output.report(f"No items found under key '{key}'" if key else "Store is empty")
+        return
+    if verbose:
+        output.table([_row(row) for row in rows])
+    else:
+        for row in rows:
+            output.report(_line(row))
+    directories = sum(row.is_directory for row in rows)
+    output.report(f"Total: {directories} directories, {len(rows) - directories} files")
+
+
+def _line(row: ListedPath) -> str:
+    locale = "" if row.locale == "store" else f" (locale: {row.locale})"
+    return f"📁 {row.name}/{locale}" if row.is_directory else f"📄 {row.name}{locale}"
+
+
+def _row(row: ListedPath) -> dict[str, str]:
+    view = row.key
+    return {
+        "NAME": f"{row.name}/" if row.is_directory else row.name,
+        "SIZE": readable(row.size),
+        "AGE": views.age(row.created),
+        "VERSION": "-" if view is None else str(view.version),
+        "HOLDERS": row.locale if view is None else ", ".join(view.holders),
+        "ENDS WITH": "-" if view is None or not view.service else view.service,
+    }
+
+
+@app.command("rm")
+def rm(
+    key: Key,
+    recursive: Annotated[
+        bool, typer.Option("-r", "--recursive", help="Folders too, with all that is below them.")
+    ] = False,
+    prefix: Annotated[
+        bool, typer.Option("-p", "--prefix", help="All keys that begin with these characters.")
+    ] = False,
+    verbose: Verbose = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a key, or a path in its folder."""
+    output = Output(as_json=as_json)
+    session, chosen = _open(namespace, output, is_changing=True)
+    request = RemovePath(path=key, recursive=recursive, is_prefix=prefix)
+    deleted = ask(session, chosen, lambda client: client.remove(request)).keys
+    if as_json:
+        output.record({"deleted": list(deleted)})
+    elif not deleted:
+        _report_absent(output, session, chosen, key)
+    else:
+        output.report(
+            f"✓ Deleted all keys with prefix '{key}'" if prefix else f"✓ Deleted key '{key}'"
+        )
+        if verbose:
+            output.report(f"deleted or changed: {', '.join(deleted)}")
+
+
+def _report_absent(output: Output, session: Session, namespace: str, key: str) -> None:
+    """Report that there is no such key; one that is the name of a service was meant as that."""
+    try:
+        # A path such as models/base is no name of a service.
+        name = key if names.clean(key) == key else ""
+        service = session.get_workload(namespace, name).spec.name if name else ""
+    except (ServiceNotFoundError, SpecError):
+        service = ""
+    if not service:
+        output.report(f"There is no key '{key}'; nothing was deleted")
+        return
+    raise DataStoreError(
+        f"there is no key {key!r}, but a service of that name",
+        hint=f"kt teardown {service} deletes the service",
+    )

@@ -1,0 +1,252 @@
+"""Routes about the data store: keys, and the blobs that they hold; for users, and for pods."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+
+from kubetorch.controller.access import Asker, BoundPod, PodIdentity, User
+from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
+from kubetorch.controller.data import DataStore
+from kubetorch.controller.routes.blobs import in_thread, receive
+from kubetorch.controller.routes.table import Exchange, Permission, Route
+from kubetorch.controller.tuning import LIMITS
+from kubetorch.datastore.blobs import check_digest
+from kubetorch.datastore.keys import canonical
+from kubetorch.datastore.transfer import Delta, compressed, delta
+from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.lib.asgi import NDJSON, with_status
+from kubetorch.lib.decoders import json_decoder
+from kubetorch.specs import names
+from kubetorch.wire import blobs as records
+from kubetorch.wire import messages, routes
+from kubetorch.wire.data import (
+    BlobNames,
+    BlobSizes,
+    CheckedKey,
+    CollectionReport,
+    FindKeys,
+    Holder,
+    HoldManifest,
+    JoinGet,
+    JoinWindow,
+    PutKey,
+    RemovePath,
+)
+
+_T = TypeVar("_T")
+_GET, _LIST = Permission("get", "data"), Permission("list", "data")
+_CREATE, _DELETE = Permission("create", "data"), Permission("delete", "data")
+
+
+class DataRoutes:
+    def __init__(
+        self,
+        data: DataStore,
+        blob_stores: BlobStores,
+        collect: Callable[[NamespaceBlobs, bool], Awaitable[CollectionReport]],
+    ) -> None:
+        self._data = data
+        self._collect = collect
+        self._blob_stores = blob_stores
+        #: Bytes of blobs that went to getters, as they travelled.
+        self.sent_bytes = 0
+
+    def routes(self) -> list[Route]:
+        base = f"{routes.DATA}/{{namespace}}"
+        return [
+            Route("POST", f"{base}/put", self.put, (_CREATE,), "pods", is_audited=True),
+            Route("POST", f"{base}/find", self.find, (_GET,), "pods"),
+            Route("GET", f"{base}/ls", self.list, (_LIST,), "pods"),
+            Route("POST", f"{base}/rm", self.remove, (_DELETE,), "pods", is_audited=True),
+            Route("POST", f"{base}/hold", self.hold, (_CREATE,), "pods", is_audited=True),
+            Route("POST", f"{base}/join", self.join, (_GET,), "pods"),
+            Route("POST", f"{base}/window", self.window, (_GET,), "pods"),
+            Route("GET", f"{base}/verify", self.verify, (_GET,), "pods"),
+            Route("POST", f"{base}/gc", self.collect, (_DELETE,), is_audited=True),
+            Route("POST", f"{base}/blobs", self.store, (_CREATE,), "pods", is_audited=True),
+            Route("POST", f"{base}/blobs-missing", self.missing, (_CREATE,), "pods"),
+            Route("POST", f"{base}/blobs-fetch", self.fetch, (_GET,), "pods"),
+        ]
+
+    async def put(self, exchange: Exchange, namespace: str) -> None:
+        """Let a key hold a manifest; or answer with its missing blobs."""
+        await check_sender(exchange, namespace, _CREATE)
+        put = await exchange.message(PutKey)
+        if put.publisher is not None:
+            check_reporter(exchange.asker, namespace, put.publisher)
+        with faults_of_sender():
+            answer = await self._data.put(namespace, put, exchange.asker.name)
+        await exchange.respond_message(answer)
+
+    async def find(self, exchange: Exchange, namespace: str) -> None:
+        """The keys that have a part of a path; their blobs stay for some minutes."""
+        await check_sender(exchange, namespace, _GET)
+        find = await exchange.message(FindKeys)
+        with faults_of_sender():
+            path_keys = await self._data.find(namespace, find)
+        await exchange.respond_message(path_keys)
+
+    async def list(self, exchange: Exchange, namespace: str) -> None:
+        """The names directly below `?path=`."""
+        await check_sender(exchange, namespace, _LIST)
+        with faults_of_sender():
+            rows = await self._data.list(namespace, exchange.query("path"))
+        await exchange.respond_message(rows)
+
+    async def remove(self, exchange: Exchange, namespace: str) -> None:
+        """Delete keys, or a path in the folder of a key."""
+        await check_sender(exchange, namespace, _DELETE)
+        remove = await exchange.message(RemovePath)
+        with faults_of_sender():
+            answer = await self._data.remove(namespace, remove, exchange.asker.name)
+        await exchange.respond_message(answer)
+
+    async def hold(self, exchange: Exchange, namespace: str) -> None:
+        """Note whether a pod has a version of a key whole, for other getters."""
+        await check_sender(exchange, namespace, _CREATE)
+        hold = await exchange.message(HoldManifest)
+        if hold.is_whole:  # of another pod, a getter says that it has a version no longer
+            check_reporter(exchange.asker, namespace, hold.holder)
+        with faults_of_sender():
+            self._data.hold(namespace, hold)
+        await exchange.respond_message({})
+
+    async def join(self, exchange: Exchange, namespace: str) -> None:
+        """The source from which to get a version, for one of those that get it now."""
+        await check_sender(exchange, namespace, _GET)
+        join = await exchange.message(JoinGet)
+        if join.holder is not None:
+            check_reporter(exchange.asker, namespace, join.holder)
+        with faults_of_sender():
+            answer = self._data.join(namespace, join)
+        await exchange.respond_message(answer)
+
+    async def window(self, exchange: Exchange, namespace: str) -> None:
+        """Whether the window of a group is closed, for one of its participants."""
+        await check_sender(exchange, namespace, _GET)
+        join = await exchange.message(JoinWindow)
+        with faults_of_sender():
+            view = self._data.join_window(namespace, join)
+        await exchange.respond_message(view)
+
+    async def verify(self, exchange: Exchange, namespace: str) -> None:
+        """Lines about the keys of `?path=`, whose blobs are compared with their digests."""
+        await check_sender(exchange, namespace, _GET)
+        path = exchange.query("path")
+        with faults_of_sender():
+            canonical(path)
+        rows = self._data.verify(namespace, path)
+        await exchange.respond_stream(_lines(rows), content_type=NDJSON)
+
+    async def collect(self, exchange: Exchange, namespace: str) -> None:
+        """Delete blobs that nothing needs; with `?dry_run=true` only count them."""
+        names.check_namespace(namespace)
+        store = self._blob_stores.of(namespace)
+        await exchange.respond_message(await self._collect(store, exchange.flag("dry_run")))
+
+    async def store(self, exchange: Exchange, namespace: str) -> None:
+        """Store blobs."""
+        await check_sender(exchange, namespace, _CREATE)
+        stored = await receive(exchange.chunks(), self._blob_stores, namespace)
+        await exchange.respond_message({"stored": stored})
+
+    async def missing(self, exchange: Exchange, namespace: str) -> None:
+        """Answer with the blobs that are missing, if there is room for them."""
+        await check_sender(exchange, namespace, _CREATE)
+        body = await exchange.body(LIMITS.blob_names_bytes)
+        sizes = (await self._blob_stores.in_thread(lambda: _decode(BlobSizes, body))).sizes
+        with faults_of_sender():
+            missing = await self._data.missing(namespace, sizes)
+        await exchange.respond_message(BlobNames(blobs=tuple(missing)))
+
+    async def fetch(self, exchange: Exchange, namespace: str) -> None:
+        """Blobs of keys."""
+        await check_sender(exchange, namespace, _GET)
+        body = await exchange.body(LIMITS.blob_names_bytes)
+        names = await self._blob_stores.in_thread(lambda: _decode(BlobNames, body))
+        digests, bases = names.blobs, names.bases
+        with faults_of_sender():
+            for digest in (*digests, *bases.values()):
+                check_digest(digest)
+        blobs = self._blob_stores.of(namespace).blobs
+        await self._data.check_readable(namespace, digests)
+        # Of a base that the sender may not read, a delta would tell the content.
+        unreadable = await self._data.unreadable(namespace, bases.values())
+
+        def delta_of(digest: str) -> Delta | None:
+            base = bases.get(digest)
+            if base is None or base in unreadable or not blobs.has(base):
+                return None
+            size = blobs.size(digest)
+            if size > LIMITS.delta_bytes or blobs.size(base) != size:
+                return None
+            return delta(blobs.read(digest), base, blobs.read(base))
+
+        missing = await self._blob_stores.in_thread(lambda: blobs.missing(digests))
+        if missing:
+            raise with_status(
+                DataStoreError(
+                    f"{len(missing)} blobs are not here, such as {missing[0]}",
+                    hint="kt store verify KEY says which keys lack blobs; put these again",
+                ),
+                404,
+            )
+        pieces = compressed(dict.fromkeys(digests), blobs.stream, delta_of if bases else None)
+        await exchange.respond_stream(
+            self._counted(in_thread(pieces, self._blob_stores)), content_type=records.CONTENT_TYPE
+        )
+
+    async def _counted(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        async for piece in pieces:
+            self.sent_bytes += len(piece)
+            yield piece
+
+
+async def _lines(rows: AsyncIterator[CheckedKey]) -> AsyncGenerator[bytes, None]:
+    async for row in rows:
+        yield messages.encode(row) + b"\n"
+
+
+def _decode(kind: type[_T], body: bytes) -> _T:
+    try:
+        return json_decoder(kind).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"the body must be {kind.__name__}: {error}") from error
+
+
+async def check_sender(exchange: Exchange, namespace: str, permission: Permission) -> None:
+    """Refuse a pod of another namespace, unless its account has the right as a user."""
+    names.check_namespace(namespace)
+    pod_namespace = exchange.asker.pod_namespace
+    if pod_namespace is not None and pod_namespace != namespace:
+        await exchange.asker.require(permission.of(namespace, ""))
+
+
+def check_reporter(asker: Asker, namespace: str, holder: Holder) -> None:
+    """Refuse a pod that says what another pod has; the token of some pods names none."""
+    match asker.principal:
+        case PodIdentity(pod=pod) | User(pod=BoundPod(name=pod)) if asker.pod_namespace is not None:
+            if (asker.pod_namespace, pod) != (namespace, holder.pod):
+                raise with_status(
+                    DataStoreError(
+                        f"this is the pod {pod} of namespace {asker.pod_namespace}; the holder is "
+                        f"{holder.pod[:100]!r} of namespace {namespace}",
+                        hint="pods publish what they have themselves, in their own namespace",
+                    ),
+                    403,
+                )
+
+
+@contextmanager
+def faults_of_sender() -> Iterator[None]:
+    """Answer errors of the data store that have no status of their own as those of the request."""
+    try:
+        yield
+    except StorageFullError:
+        raise
+    except DataStoreError as error:
+        raise with_status(error, 400) from error.__cause__
