@@ -278,6 +278,7 @@ class Buckets:
         assert process.stdin is not None
         assert process.stdout is not None
         last = BucketProgress()
+        is_ending = False
         try:
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(messages.encode(job))
@@ -287,6 +288,7 @@ class Buckets:
                 async with deadlines.timeout(self._silence_seconds):
                     line = await process.stdout.readline()
                 if not line:
+                    is_ending = True
                     break
                 last = messages.decode(BucketProgress, line)
                 run.set_progress(last)
@@ -296,7 +298,7 @@ class Buckets:
                 hint="the server may be overloaded, or cut off; get it again",
             ) from None
         finally:
-            status = await asyncio.shield(_end(process))
+            status = await asyncio.shield(_end(process, is_ending=is_ending))
         if not last.manifest and last.failure is None:
             if status < 0:
                 end = f"was ended by {processes.signal_name(-status)}"
@@ -308,10 +310,15 @@ class Buckets:
         return last
 
 
-async def _end(process: asyncio.subprocess.Process) -> int:
-    """End a program, which may take back what it has half written; returns its exit code."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+async def _end(process: asyncio.subprocess.Process, *, is_ending: bool) -> int:
+    """End a program, which may take back what it has half written; returns its exit code.
+
+    A program that `is_ending` by itself gets no signal: asyncio would ask for its exit code before
+    it sends one, and lose it.
+    """
+    if not is_ending:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
     try:
         async with deadlines.timeout(TIMING.bucket_end_seconds):
             return await process.wait()

@@ -190,10 +190,13 @@ def test_kubectl_shows_what_became_of_a_doomed_deploy(
     installed: Installed, kubectl: Kubectl
 ) -> None:
     where = ("doom-image-not-found", "-n", installed.namespace)
-    row = kubectl("get", "ktw", *where, "--no-headers")
-    assert "Failed" in row and "ImagePullError" in row, row
-    # The event follows the status, and nothing waits for it.
+    # The status and its event follow the answer to the deploy, and nothing waits for them.
     deadline = time.monotonic() + 60.0
+    while not {"Failed", "ImagePullError"} <= {
+        *(row := kubectl("get", "ktw", *where, "--no-headers")).split()
+    }:
+        assert time.monotonic() < deadline, row
+        time.sleep(0.5)
     while "there is no image" not in (events := described_events(kubectl, *where)):
         assert time.monotonic() < deadline, events
         time.sleep(0.5)

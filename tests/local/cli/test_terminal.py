@@ -78,7 +78,12 @@ def test_progress_is_shown_among_the_calls(jobs):
     assert "Progress: 100% 4/4 epoch 4\n" in run_kt("calls", "show", call.id)
     call.cancel()
     call.wait(30)
-    assert json.loads(run_kt("calls", "show", call.id, "--json"))["progress"] is None
+    # Its pod reports the end of a call once its result is stored.
+    for _ in range(100):
+        shown_call = json.loads(run_kt("calls", "show", call.id, "--json"))
+        if shown_call["ended"] is not None:
+            break
+    assert (shown_call["state"], shown_call["progress"]) == ("cancelled", None)
 
 
 # ------------------------------------------------------------------------------------------- bars
