@@ -22,7 +22,7 @@ import zstandard
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib import sockets, websocket, websocket_protocol
+from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.http_server import Refusal, Server
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -34,6 +34,7 @@ from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.podenv import PodEnv
 from tests.decoding import decode
+from tests.free_ports import free_port
 
 SECRET = b"secret of the installation"
 USER_TOKEN = "the user's own token"
@@ -518,11 +519,6 @@ class CallFailed(Exception):
     def __init__(self, failure: dict[str, Any]) -> None:
         super().__init__(f"{failure['error_type']}: {failure['message']}")
         self.failure = failure
-
-
-def free_port() -> int:
-    """A port that nobody is given until it is bound."""
-    return sockets.choose(())
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import kubetorch as kt
-from kubetorch.lib import processes, sockets
+from kubetorch.lib import processes
 from kubetorch.lib.http_client import HttpClient
 from kubetorch.local import lifetime
 from kubetorch.wire import routes
+from tests.free_ports import free_port
 from tests.local.user_project import UserProject
 
 SERVER = Path(__file__).with_name("raw_app.py")
@@ -65,7 +66,7 @@ def opened(folder: Path) -> Iterator[dict[str, Door]]:
     """An app that is deployed from this folder, on the service of the current home."""
     project = UserProject(folder)
     shutil.copy(SERVER, project.folder / "server.py")
-    port = sockets.choose(())
+    port = free_port()
     where = (str(project.folder), "server", "app")
     command = f"{sys.executable} server.py {port}"
     handle = kt.App(None, command, where, name="raw", port=port, public=True)

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.conftest import Installed, Kubectl
 from cluster.controller.test_faults_storage import install
-from kubetorch.lib import sockets
+from tests.free_ports import free_port
 
 pytestmark = pytest.mark.alone
 TIMEOUT = 60.0
@@ -40,7 +40,7 @@ Ask = Callable[..., tuple[int, http.client.HTTPMessage, bytes]]
 def ask(controller: str, kubectl: Kubectl) -> Iterator[Ask]:
     """Requests to the controller of an installation with a host per service."""
     install("ingress.host=kt.example.com,ingress.perServiceHosts=true,ingress.appHosts={a.example}")
-    port = sockets.choose(())
+    port = free_port()
     command = ["kubectl", "port-forward", "-n", controller, "deployment/kubetorch-controller"]
 
     def ask(host: str, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:

@@ -19,7 +19,7 @@ import pytest
 
 import shared
 from cluster.conftest import Installed
-from kubetorch.lib import sockets
+from tests.free_ports import free_port
 from tests.local.debugger.sessions import DEADLINE, PROMPT, TerminalProgram
 
 pytestmark = pytest.mark.cluster
@@ -218,7 +218,7 @@ def test_a_notebook_of_a_pod_answers_who_has_its_token(installed: Installed, fol
 @contextlib.contextmanager
 def notebook(installed: Installed, folder: Path) -> Iterator[str]:
     """The address of the page of a `kt notebook` that runs."""
-    options = ("-p", str(sockets.choose(())), "--cpus", "10m")
+    options = ("-p", str(free_port()), "--cpus", "10m")
     with subprocess.Popen(
         [KT, "notebook", "notes", *options],
         cwd=folder,

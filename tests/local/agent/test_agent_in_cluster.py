@@ -25,7 +25,6 @@ from agent_harness import (
     CallFailed,
     FakeController,
     StreamClient,
-    free_port,
     wait_until,
 )
 from kubetorch.lib.http_client import HttpClient
@@ -34,6 +33,7 @@ from kubetorch.specs.image import ImageSpec
 from kubetorch.wire import messages, tokens
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.podenv import PodEnv
+from tests.free_ports import free_port
 
 AUDIENCE = tokens.audience(NAMESPACE, WORKLOAD)
 KEY = tokens.workload_key(SECRET, AUDIENCE)

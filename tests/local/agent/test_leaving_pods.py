@@ -19,7 +19,6 @@ from agent_harness import (
     AgentProcess,
     CallFailed,
     FakeController,
-    free_port,
     wait_until,
 )
 from kubetorch.pod.agent import bind
@@ -28,6 +27,7 @@ from kubetorch.specs.callable import AppSpec
 from kubetorch.wire import frames, routes
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import Activity, Observed, Reload, Terminate
+from tests.free_ports import free_port
 
 MIB = 1024 * 1024
 SOURCE = """

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from agent_harness import AgentProcess, FakeController, free_port
+from agent_harness import AgentProcess, FakeController
 from kubetorch.pod.load import Usage
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import AppSpec
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import Activity, Hello, Observed, PodLoad, Reload
+from tests.free_ports import free_port
 
 SOURCE = """
 import asyncio, multiprocessing, os, subprocess, sys, threading, time

@@ -19,10 +19,11 @@ import psutil
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import sockets, websocket_protocol
+from kubetorch.lib import websocket_protocol
 from kubetorch.local import lifetime
 from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import routes
+from tests.free_ports import free_port
 from tests.local import commands
 from tests.local.user_project import UserProject
 
@@ -44,7 +45,7 @@ def project(project, monkeypatch):
 
 @pytest.fixture
 def port():
-    return sockets.choose(())
+    return free_port()
 
 
 class Deployed:
@@ -106,7 +107,7 @@ def shared_web(tmp_path_factory, service):
     """An app for all tests that leave it as it is."""
     project = UserProject(tmp_path_factory.mktemp("shared") / "shop")
     shutil.copy(SERVER, project.folder / "server.py")
-    deployed = Deployed(project, sockets.choose(()))
+    deployed = Deployed(project, free_port())
     yield deployed
     deployed.app.teardown()
 

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import sockets
+from tests.free_ports import free_port
 
 JOB = """
 import os
@@ -95,7 +95,7 @@ def test_a_script_of_kt_run_deploys_and_calls(project, guard):
 @pytest.mark.parametrize("username", ["", "ann"])
 def test_apps_of_one_file_deploy_each_other_and_not_themselves(project, username, monkeypatch):
     monkeypatch.setenv("KT_USERNAME", username)
-    first, second = sockets.choose(()), sockets.choose(())
+    first, second = free_port(), free_port()
     project.write("web.py", WEB)
     completed = project.run("web.py", str(first), str(second), timeout=120)
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -36,6 +36,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages, tokens
 from kubetorch.wire.messages import PodView, WorkloadView
+from tests.free_ports import free_port
 from tests.local import fake_controller
 from tests.local.agent.test_agent_in_cluster import Container
 from tests.local.net.test_forwarding import Ingress, answer, forwarded, get
@@ -275,7 +276,7 @@ def test_apps_in_a_cluster_refuse_other_sites_and_strange_names(
         hosts = ("kt.example.com", "*.apps.example.com")
         key = tokens.workload_key(AGENT_SECRET, tokens.audience(NAMESPACE, WORKLOAD))
         controller.send(messages.Welcome(key=key.hex(), version="1", protocol=1, app_hosts=hosts))
-        port = sockets.choose(())
+        port = free_port()
         command = f"{sys.executable} -m http.server {port} --bind 127.0.0.1"
         app = AppSpec(command=command, port=port, public=public)
         spec = controller.spec("", "f")
@@ -371,7 +372,7 @@ def project(
 
 
 def deploy(project: UserProject, name: str, **more: Any) -> kt.App:
-    port = sockets.choose(())
+    port = free_port()
     name = f"{name}{project.suffix}"
     command = f"{sys.executable} page.py {port} {name}"
     pointers = (str(project.folder), "page", "app")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import sockets
+from tests.free_ports import free_port
 from tests.local import commands
 from tests.local.user_project import UserProject
 
@@ -147,7 +147,7 @@ def test_interrupting_run_leaves_the_app_alone(project):
 
 
 def test_a_program_that_deploys_an_app_may_be_the_app_itself(project):
-    port = sockets.choose(())
+    port = free_port()
     project.write(
         "serve.py",
         f"""
@@ -235,7 +235,7 @@ def test_calls_go_to_a_url_of_the_users_own(served, project):
 
 
 def test_port_forward_leads_to_the_pod_until_interrupted(served):
-    port = sockets.choose(())
+    port = free_port()
     running = subprocess.Popen(
         [KT, "port-forward", served.service_name, str(port)], stdout=subprocess.PIPE, text=True
     )
@@ -254,7 +254,7 @@ def test_port_forward_refuses_a_port_that_is_taken_or_leads_nowhere(served):
         completed = commands.kt("port-forward", served.service_name, port)
         assert completed.returncode == 1
         assert "is taken" in completed.stderr
-    completed = commands.kt("port-forward", served.service_name, str(sockets.choose(())), "9999")
+    completed = commands.kt("port-forward", served.service_name, str(free_port()), "9999")
     assert completed.returncode == 1
     assert "nothing answers at port 9999" in completed.stderr
 

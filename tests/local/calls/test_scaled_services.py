@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from kubetorch.errors import CallRefusedError, CallTimeoutError, PodTerminatedError
-from kubetorch.lib import sockets
 from kubetorch.sdk.calls.route import Location, Route, Scaler, Scaling
 from kubetorch.wire.messages import PodView
+from tests.free_ports import free_port
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
@@ -147,7 +147,7 @@ def test_a_call_waits_while_the_scaler_has_no_pod() -> None:
 
 
 def test_a_pod_that_cannot_start_fails_the_call() -> None:
-    nobody = f"http://127.0.0.1:{sockets.choose(())}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     location = Location(
         (), "token", (), Scaler(nobody, {}), scaling=Scaling(30, failure="the image is gone")
     )

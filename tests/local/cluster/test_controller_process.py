@@ -16,11 +16,11 @@ from kubetorch.controller.cluster import leader
 from kubetorch.controller.cluster.leader import PODS_OF_CONTROLLER
 from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.service import NAME
-from kubetorch.lib import sockets
 from kubetorch.manifests import labels
 from kubetorch.wire import routes
 from local.fake_apiserver import Exchange, FakeApiServer
 from local.object_server import ObjectServer
+from tests.free_ports import free_port
 
 LEASES = "apis/coordination.k8s.io/v1/leases/kubetorch"
 PODS = "api/v1/pods/kubetorch"
@@ -123,7 +123,7 @@ async def controller(url: str, folder: Path, **more: str) -> AsyncIterator[Proce
         "users": [{**named, "user": {}}],
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
-    port = sockets.choose(())
+    port = free_port()
     variables = {
         "KUBECONFIG": str(folder / "kubeconfig"),
         "POD_NAME": "here-0",

@@ -14,8 +14,8 @@ import websocket
 
 import kubetorch as kt
 from kubetorch.cli.notebook import COMMAND
-from kubetorch.lib import sockets
 from kubetorch.sdk import backend
+from tests.free_ports import free_port
 from tests.local import commands
 
 NAME = "notes"
@@ -31,7 +31,7 @@ def service(shared_service_home):
 @contextlib.contextmanager
 def notebook(folder, *options):
     """A `kt notebook` that runs; its URL, and what it writes on stderr up to then."""
-    port = sockets.choose(())
+    port = free_port()
     command = ["kt", "notebook", NAME, "-p", str(port), *options]
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

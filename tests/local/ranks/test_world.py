@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from kubetorch.errors import QuorumError, ResourceNotAvailableError
-from kubetorch.lib import sockets
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import exceptions, messages
 from kubetorch.wire.messages import (
@@ -26,6 +25,7 @@ from kubetorch.wire.messages import (
     WorkloadView,
     World,
 )
+from tests.free_ports import free_port
 from tests.local.service_harness import FAKE, Service, is_ready
 
 
@@ -257,7 +257,7 @@ def test_ranks_of_tensorflow_have_a_port_each(service: Service) -> None:
 
 
 def test_ranks_whose_port_is_taken_are_not_launched(service: Service) -> None:
-    port = sockets.choose(())  # which nobody is given when it is free again
+    port = free_port()  # which nobody is given when it is free again
     with socket.create_server(("127.0.0.1", port)):
         distribution = DistributionSpec(workers=1, options=f'{{"port": {port}}}')
         error = error_of(service.deploy("f", distribution=distribution))
