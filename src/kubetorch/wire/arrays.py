@@ -748,6 +748,9 @@ def _unpack_table(unpacker: Unpacker, position: object) -> Any:  # noqa: ANN401 
     unpacker.count_rows(arrow_streams.check(arrow_streams.reader(stream), len(stream)))
     table = pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_all()
     _validate(pyarrow, table)
+    if not any(column.num_chunks for column in table.columns):
+        # Columns without a chunk have `to_pandas` end the process, if their type is a list view.
+        table = table.schema.empty_table()
     return table
 
 

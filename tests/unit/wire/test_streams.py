@@ -147,6 +147,14 @@ def test_what_has_its_bytes_arrives_as_it_was(name: str) -> None:
     assert (arrived_array.type, arrived_array) == (SMALL[name].type, SMALL[name])
 
 
+@pytest.mark.security
+def test_an_empty_table_ends_no_process_that_looks_at_it() -> None:
+    views = pyarrow.list_view(pyarrow.int8())
+    table = sent(pyarrow.table({"a": pyarrow.chunked_array([], views)}))
+    assert table["a"].num_chunks == 1
+    assert list(table.to_pandas().columns) == ["a"]
+
+
 def test_nulls_of_many_columns_beside_numbers_arrive() -> None:
     frame = polars.DataFrame({"a": numpy.zeros(2**19)}).with_columns(
         polars.lit(None).alias(f"n{number}") for number in range(20)
