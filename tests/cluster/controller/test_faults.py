@@ -21,6 +21,8 @@ from cluster.faults import Client, agents, controllers, pods, processes, stopped
 pytestmark = pytest.mark.faults
 
 MIB = 1024 * 1024
+#: Seconds until a controller that was killed leads again, on a machine that has other work.
+PATIENCE = 100.0
 
 
 def largest(folder: Path, pattern: str) -> int:
@@ -261,13 +263,13 @@ def test_a_controller_that_comes_back_knows_everything_again(installed, client, 
     """).line("result")
     before = json.loads(installed.run("kt", "describe", "known", "--json"))
     kill_controllers()
-    ended = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(AssertionError):
             after = json.loads(installed.run("kt", "describe", "known", "--json"))
             if after["status"] == "Ready":
                 break
-        assert time.monotonic() < ended, "not ready again within 60 s"
+        assert time.monotonic() < deadline, f"not ready again within {PATIENCE:.0f} s"
 
     assert after["generation"] == before["generation"]
     assert int(after["created"]) == int(before["created"])
