@@ -67,6 +67,7 @@ class Objects:
         on_request: Called with method and key before an answer; may change the content, and may
             return the status of a refusal.
         requests: Method and key of each request.
+        stores_first: Whether a put that is refused is stored all the same.
         modified: When all objects were written, as lists have it.
     """
 
@@ -74,6 +75,7 @@ class Objects:
         self.content = {name.replace("__", "/"): data for name, data in content.items()}
         self.on_request: Callable[[str, str], int | None] = lambda method, key: None
         self.requests: list[tuple[str, str]] = []
+        self.stores_first = False
         self.modified = "2026-11-02T10:00:00.000Z"
         #: Tags that the list has in place of the right ones.
         self.listed_tags: dict[str, str] = {}
@@ -117,6 +119,8 @@ class Objects:
                 key = unquote(urlsplit(self.path).path).removeprefix("/bucket").strip("/")
                 data = self.rfile.read(int(self.headers["content-length"]))
                 objects.requests.append((self.command, key))
+                if objects.stores_first:
+                    objects.content[key] = data
                 status = objects.on_request(self.command, key)
                 if status is None:
                     objects.content[key] = data

@@ -107,7 +107,8 @@ def _start(service_home: Home) -> Endpoint:
     """Start a service, and wait until it listens."""
     environment = service_environment(os.environ, service_home.path)
     for setting in ("store_bucket", "store_endpoint"):
-        environment[SETTINGS[setting].variable] = config.get(setting) or ""
+        if value := config.get(setting):
+            environment[SETTINGS[setting].variable] = value
     service_home.rotate_log()
     log = os.open(service_home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     read_end, write_end = os.pipe()
