@@ -136,6 +136,9 @@ class BlobStore:
     # ------------------------------------------------------------------------------------ reading
 
     def has(self, digest: str) -> bool:
+        return self.is_on_disk(digest)
+
+    def is_on_disk(self, digest: str) -> bool:
         return os.path.exists(self._file(digest))  # noqa: PTH110  # thousands at once
 
     def missing(self, digests: Iterable[str]) -> list[str]:
@@ -231,7 +234,7 @@ class BlobStore:
         """Give a complete file the name of its blob; returns whether the blob is new here."""
         target = self._file(digest)
         with self._lock:
-            is_new = not self.has(digest)
+            is_new = not self.is_on_disk(digest)
             try:
                 os.replace(temporary, target)  # noqa: PTH105  # names are text already
             except FileNotFoundError:

@@ -223,7 +223,7 @@ class BucketBlobs(BlobStore):
     # ------------------------------------------------------------------------------------ reading
 
     def has(self, digest: str) -> bool:
-        return super().has(digest) or self._length(digest) is not None
+        return self.is_on_disk(digest) or self._length(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
         size = super().stored_size(digest)
@@ -235,18 +235,17 @@ class BucketBlobs(BlobStore):
 
     def open(self, digest: str) -> BinaryIO:
         if self._length(digest) is not None:
-            if super().has(digest):
+            if self.is_on_disk(digest):
                 super().touch((digest,))  # what was used last goes last
             else:
                 self._fetch(digest)
         return super().open(digest)
 
     def fetch(self, digests: Iterable[str]) -> None:
-        on_disk = super().has
         absent = [
             digest
             for digest in dict.fromkeys(digests)
-            if not on_disk(digest) and self._length(digest) is not None
+            if not self.is_on_disk(digest) and self._length(digest) is not None
         ]
         if absent:
             _in_threads(self._fetch, absent)
@@ -286,11 +285,10 @@ class BucketBlobs(BlobStore):
         )
 
     def save(self, digests: Iterable[str]) -> None:
-        on_disk = super().has
         new = [
             digest
             for digest in dict.fromkeys(digests)
-            if self._length(digest) is None and on_disk(digest)
+            if self._length(digest) is None and self.is_on_disk(digest)
         ]
         if new:
             _in_threads(self._save, new)
