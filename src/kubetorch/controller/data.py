@@ -569,7 +569,7 @@ class DataStore:
         missing: list[str] = []
         if put.publisher is None:
             missing = _missing(self._blob_stores.of(namespace).blobs, content.manifest)
-        if not self._blob_stores.of(namespace).blobs.has(put.manifest):
+        if self._blob_stores.of(namespace).blobs.kept_size(put.manifest) is None:
             missing.insert(0, put.manifest)
         if missing:
             return PutAnswer(missing=tuple(missing))
@@ -761,7 +761,7 @@ def _missing(blobs: BlobStore, manifest: Manifest) -> list[str]:
                 continue
             digest = manifest.blob_of(chunk)
             if digest not in sizes:
-                sizes[digest] = blobs.stored_size(digest)
+                sizes[digest] = blobs.kept_size(digest)
             size, end = sizes[digest], chunk.offset + chunk.size
             if size is not None and (size < end if chunk.pack is not None else size != end):
                 raise DataStoreError(

@@ -151,8 +151,8 @@ class BlobStore:
         except FileNotFoundError as error:
             raise DataStoreError(f"the blob {digest} is not in {self.root}") from error
 
-    def stored_size(self, digest: str) -> int | None:
-        """The length of a blob; `None` if it is missing."""
+    def kept_size(self, digest: str) -> int | None:
+        """The length of a blob where it is kept for good; `None` if it is not there."""
         try:
             return self.path(digest).stat().st_size
         except FileNotFoundError:

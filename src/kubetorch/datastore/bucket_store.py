@@ -225,20 +225,27 @@ class BucketBlobs(BlobStore):
     def has(self, digest: str) -> bool:
         return self.is_on_disk(digest) or self._length(digest) is not None
 
-    def stored_size(self, digest: str) -> int | None:
-        size = super().stored_size(digest)
-        return self._length(digest) if size is None else size
+    def kept_size(self, digest: str) -> int | None:
+        return self._length(digest)
 
     def size(self, digest: str) -> int:
-        size = self.stored_size(digest)
-        return super().size(digest) if size is None else size
+        length = self._length(digest)
+        return super().size(digest) if length is None else length
+
+    def read(self, digest: str) -> bytes:
+        if self.is_on_disk(digest) or self._length(digest) is None:
+            return super().read(digest)
+        data = self._read(digest)
+        with contextlib.suppress(StorageFullError):
+            self._copy(digest, data)
+        return data
 
     def open(self, digest: str) -> BinaryIO:
         if self._length(digest) is not None:
             if self.is_on_disk(digest):
                 super().touch((digest,))  # what was used last goes last
             else:
-                self._fetch(digest)
+                self._copy(digest, self._read(digest))
         return super().open(digest)
 
     def fetch(self, digests: Iterable[str]) -> None:
@@ -248,13 +255,12 @@ class BucketBlobs(BlobStore):
             if not self.is_on_disk(digest) and self._length(digest) is not None
         ]
         if absent:
-            _in_threads(self._fetch, absent)
+            _in_threads(self.read, absent)
 
     def verify(self, digest: str) -> Iterator[bytes]:
         yield self._read(digest) if self._length(digest) is not None else self.read(digest)
 
-    def _fetch(self, digest: str) -> None:
-        data = self._read(digest)
+    def _copy(self, digest: str, data: bytes) -> None:
         with self.writer(digest, len(data), is_hashed=True) as writer:
             writer.write(data)
 

@@ -110,6 +110,7 @@ try:
     raise AssertionError
 except StorageFullError:
     pass
+assert blobs.read(digest_of(contents[0])) == contents[0]  # not from the disk, which is full
 
 others = stores("b")
 digest = digest_of(contents[0])
