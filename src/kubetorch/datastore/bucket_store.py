@@ -44,7 +44,7 @@ _PATIENCE = buckets.Patience(
 _SECRET_HINT = (
     "the store's bucket needs credentials that may list, read, write and delete: the Secret of the "
     "chart's store.secretName or the role of the controller's service account; for the local "
-    "service AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials"
+    "service the default profile of ~/.aws/credentials"
 )
 
 
