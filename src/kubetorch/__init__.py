@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import SpecError as SpecError
     from kubetorch.errors import StartupError as StartupError
     from kubetorch.errors import StorageFullError as StorageFullError
+    from kubetorch.errors import StoreUnavailableError as StoreUnavailableError
     from kubetorch.errors import UnauthorizedError as UnauthorizedError
     from kubetorch.errors import UnknownParameterError as UnknownParameterError
     from kubetorch.errors import UnschedulableError as UnschedulableError
@@ -208,6 +209,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "SpecError",
     "StartupError",
     "StorageFullError",
+    "StoreUnavailableError",
     "UnauthorizedError",
     "UnknownParameterError",
     "UnschedulableError",

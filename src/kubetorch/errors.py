@@ -70,6 +70,7 @@ cannot be imported here.
     └── DataStoreError
         ├── DataRefusedError (RuntimeError)
         ├── StorageFullError (OSError)
+        ├── StoreUnavailableError (ConnectionError)
         ├── RsyncError
         ├── SecretNotFound (LookupError)
         ├── VolumeNotFoundError (LookupError)
@@ -915,6 +916,13 @@ class StorageFullError(DataStoreError, OSError):
 
     code = "storage_full"
     status = 507
+
+
+class StoreUnavailableError(DataStoreError, ConnectionError):
+    """The bucket that keeps the data store does not answer, or refuses; a put changed nothing."""
+
+    code = "store_unavailable"
+    status = 503
 
 
 class RsyncError(DataStoreError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,12 +67,16 @@ class Objects:
         on_request: Called with method and key before an answer; may change the content, and may
             return the status of a refusal.
         requests: Method and key of each request.
+        stores_first: Whether a put that is refused is stored all the same.
+        modified: When all objects were written, as lists have it.
     """
 
     def __init__(self, **content: bytes) -> None:
         self.content = {name.replace("__", "/"): data for name, data in content.items()}
         self.on_request: Callable[[str, str], int | None] = lambda method, key: None
         self.requests: list[tuple[str, str]] = []
+        self.stores_first = False
+        self.modified = "2026-11-02T10:00:00.000Z"
         #: Tags that the list has in place of the right ones.
         self.listed_tags: dict[str, str] = {}
 
@@ -90,8 +95,11 @@ class Objects:
                 if status is not None:
                     self.answer(status)
                 elif "list-type" in parse_qs(url.query):
-                    prefix = parse_qs(url.query).get("prefix", [""])[0]
-                    self.answer(200, objects.list(prefix))
+                    query = parse_qs(url.query)
+                    prefix, delimiter = (
+                        query.get(name, [""])[0] for name in ("prefix", "delimiter")
+                    )
+                    self.answer(200, objects.list(prefix, delimiter))
                 elif key not in objects.content:
                     self.answer(404)
                 else:
@@ -107,15 +115,50 @@ class Objects:
 
             do_HEAD = do_GET
 
+            def do_PUT(self) -> None:
+                key = unquote(urlsplit(self.path).path).removeprefix("/bucket").strip("/")
+                data = self.rfile.read(int(self.headers["content-length"]))
+                objects.requests.append((self.command, key))
+                if objects.stores_first:
+                    objects.content[key] = data
+                status = objects.on_request(self.command, key)
+                if status is None:
+                    objects.content[key] = data
+                    self.answer(200, etag=f'"{objects.tag(key)}"')
+                else:
+                    self.answer(status)
+
+            def do_POST(self) -> None:
+                """The deletion of several objects."""
+                body = self.rfile.read(int(self.headers["content-length"])).decode()
+                keys = re.findall("<Key>(.*?)</Key>", body)
+                objects.requests += [("DELETE", key) for key in keys]
+                statuses = [objects.on_request("DELETE", key) for key in keys]
+                if any(statuses):
+                    self.answer(503)
+                    return
+                for key in keys:
+                    objects.content.pop(key, None)
+                rows = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+                self.answer(200, f"<DeleteResult>{rows}</DeleteResult>".encode())
+
         return Handler
 
-    def list(self, prefix: str) -> bytes:
+    def list(self, prefix: str, delimiter: str = "") -> bytes:
+        content = {key: data for key, data in self.content.items() if key.startswith(prefix)}
+        folders = dict.fromkeys(
+            key[: key.index(delimiter, len(prefix)) + 1]
+            for key in content
+            if delimiter and delimiter in key[len(prefix) :]
+        )
         rows = "".join(
-            f"<Contents><Key>{key}</Key><LastModified>2026-11-02T10:00:00.000Z</LastModified>"
+            f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders
+        ) + "".join(
+            f"<Contents><Key>{key}</Key><LastModified>{self.modified}</LastModified>"
             f'<ETag>"{self.listed_tags.get(key, self.tag(key))}"</ETag>'
             f"<Size>{len(data)}</Size></Contents>"
-            for key, data in sorted(self.content.items())
-            if key.startswith(prefix)
+            for key, data in sorted(content.items())
+            if not any(key.startswith(folder) for folder in folders)
         )
         return (
             f"<ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated>{rows}"

@@ -253,6 +253,12 @@ class KubetorchConfig:
         False,
         "Whether image steps run the system's package manager in pods of this machine.",
     )
+    store_bucket = Setting[str | None](
+        values.text, None, "Bucket that keeps the local service's data store, s3://bucket/prefix."
+    )
+    store_endpoint = Setting[str | None](
+        values.url, None, "URL of the server of that bucket, if it is not AWS."
+    )
     backend = Setting[Backend](values.backend, "auto", "Where pods run: auto, local or kubernetes.")
     quiet = Setting(
         values.boolean,

@@ -195,6 +195,7 @@ class Controller:
             specs=lambda: [*self.workloads.specs(), *calls.replays.specs()],
             results=calls.results,
             manifests=self._data.manifests,
+            refresh=self._data.refresh,
             expire=calls.expire,
             clock=clock,
         )
@@ -250,8 +251,17 @@ class Controller:
         return table
 
     async def start(self, listener: socket.socket) -> None:
+        """Adopt the workloads and serve.
+
+        Raises:
+            StoreUnavailableError: The bucket of the store does not answer.
+        """
+        await self._data.load()
         await self.workloads.start()
         await self._server.start(listener)
+        moving = asyncio.get_running_loop().create_task(self._data.move())
+        self._tasks.add(moving)
+        moving.add_done_callback(self._tasks.discard)
         self._garbage.start()
         _log.info("controller started pid=%s workloads=%s", os.getpid(), len(self.workloads))
 

@@ -23,19 +23,27 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.datastore import manifests, trees
 from kubetorch.datastore.blobs import BlobStore, Room
-from kubetorch.errors import DataStoreError, KubetorchError, ProjectTooLargeError
+from kubetorch.errors import (
+    DataStoreError,
+    KubetorchError,
+    ProjectTooLargeError,
+    StoreUnavailableError,
+)
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.data import CollectionReport
 from kubetorch.wire.messages import SendBlobs
+
+if TYPE_CHECKING:
+    from kubetorch.datastore.bucket_store import StoreBucket
 
 _T = TypeVar("_T")
 
@@ -132,12 +140,26 @@ class NamespaceBlobs:
 
 
 class BlobStores:
-    def __init__(self, folder: Path, *, is_shared: bool = False, room: Room | None = None) -> None:
+    """The stores of all namespaces; `bucket` keeps those of their blobs that keys have."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        is_shared: bool = False,
+        room: Room | None = None,
+        bucket: StoreBucket | None = None,
+    ) -> None:
         self._folder = folder
         self._room = room or Room()
+        self.bucket = bucket
         self.on_full: Callable[[], None] = lambda: None
         self.files = TreeFiles()
         self._threads = asyncio.Semaphore(LIMITS.blob_threads)
+        # A deploy does not wait for a bucket that is slow.
+        self._data_threads = (
+            self._threads if bucket is None else asyncio.Semaphore(LIMITS.bucket_threads)
+        )
         self._shared = self._new(folder, None) if is_shared else None
         self._by_namespace: dict[str, NamespaceBlobs] = {}
 
@@ -151,7 +173,18 @@ class BlobStores:
         return store
 
     def _new(self, folder: Path, namespace: str | None) -> NamespaceBlobs:
-        return NamespaceBlobs(BlobStore(folder, self._room), namespace, self)
+        blobs = BlobStore(folder, self._room)
+        if self.bucket is not None:
+            blobs = self.bucket.blobs(folder, self._room, namespace)
+        return NamespaceBlobs(blobs, namespace, self)
+
+    def load(self) -> None:
+        """List what the bucket has."""
+        if self.bucket is not None and self._shared is None:
+            for namespace in filter(names.is_namespace, self.bucket.folders("blobs")):
+                self.of(namespace)
+        for store in self.all():
+            store.blobs.everywhere()
 
     def all(self) -> list[NamespaceBlobs]:
         """Every store, also those of namespaces without a request so far."""
@@ -166,6 +199,11 @@ class BlobStores:
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """The result of `work`, which reads or writes blobs, without holding up the loop."""
         async with self._threads:
+            return await asyncio.to_thread(work)
+
+    async def in_data_thread(self, work: Callable[[], _T]) -> _T:
+        """As `in_thread`, for what keys have: it may be in a bucket."""
+        async with self._data_threads:
             return await asyncio.to_thread(work)
 
 
@@ -274,6 +312,7 @@ class GarbageCollector:
         specs: Callable[[], Iterable[WorkloadSpec]],
         results: Callable[[NamespaceBlobs], set[str]],
         manifests: Callable[[NamespaceBlobs], set[str]],
+        refresh: Callable[[NamespaceBlobs, bool], None],
         expire: Callable[[], None],
         clock: Clock,
     ) -> None:
@@ -281,6 +320,7 @@ class GarbageCollector:
         self._specs = specs
         self._results = results
         self._manifests = manifests
+        self._refresh = refresh
         self._expire = expire
         self._clock = clock
         self._timer: Timer | None = None
@@ -316,7 +356,9 @@ class GarbageCollector:
         blobs = store.blobs
         await asyncio.to_thread(blobs.sweep)
         old = self._clock.time() - TIMING.young_blob_seconds
-        infos = await asyncio.to_thread(lambda: list(blobs.iterate()))
+        infos = await asyncio.to_thread(blobs.everywhere)
+        async with store.lock:
+            await asyncio.to_thread(self._refresh, store, False)
         needed = _NeededBlobs(blobs)
         # All trees are read once here, and then only those of deploys that begin meanwhile.
         await asyncio.to_thread(needed.add, self._specs_of(store), self._manifests(store))
@@ -330,6 +372,7 @@ class GarbageCollector:
             # The specs and keys are read again for each batch, under the lock: a deploy or put
             # either sees a blob and keeps it, or sees that it was deleted and asks for it.
             async with store.lock:
+                await asyncio.to_thread(self._refresh, store, True)
                 specs, results = self._specs_of(store), self._results(store)
                 batch = candidates[start : start + LIMITS.collection_batch_blobs]
                 await asyncio.to_thread(needed.add, specs, self._manifests(store))
@@ -374,14 +417,15 @@ class _NeededBlobs:
 
     def delete_unneeded(self, digests: Iterable[str], results: set[str]) -> list[str]:
         """Delete those of `digests` that nothing refers to; returns them."""
-        return [
-            digest
-            for digest in digests
-            if not self.has(digest, results) and self._blobs.delete(digest)
-        ]
+        return self._blobs.delete_all(
+            [digest for digest in digests if not self.has(digest, results)]
+        )
 
     def add(self, specs: Iterable[WorkloadSpec], key_manifests: set[str]) -> None:
-        for manifest in key_manifests - self._manifests:
+        new_manifests = key_manifests - self._manifests
+        # Nothing may be deleted while a bucket does not answer, or a manifest is damaged there.
+        self._blobs.fetch(new_manifests)
+        for manifest in new_manifests:
             self._manifests.add(manifest)
             self._digests.update((manifest, *self._chunks_of(manifest)))
         for spec in specs:
@@ -395,6 +439,8 @@ class _NeededBlobs:
     def _chunks_of(self, manifest: str) -> Iterable[str]:
         try:
             return manifests.read(self._blobs, manifest).digests()
+        except StoreUnavailableError:
+            raise
         except DataStoreError as error:  # the next put uploads its chunks again
             _log.warning("manifest not readable manifest=%s error=%s", manifest, error)
             return ()

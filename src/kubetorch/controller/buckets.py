@@ -25,8 +25,9 @@ import msgspec
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.data import DataStore
 from kubetorch.controller.tuning import LIMITS, TIMING
-from kubetorch.datastore import addresses
+from kubetorch.datastore import addresses, manifests
 from kubetorch.datastore.addresses import WRITABLE, Address
+from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import ConfigError, DataStoreError, KubetorchError
 from kubetorch.lib import deadlines, processes
 from kubetorch.lib.egress import networks
@@ -226,6 +227,11 @@ class Buckets:
         held_manifest = next((key.manifest for key in keys_near if key.key == address.key), "")
         blobs = self._blob_stores.of(namespace).blobs
         room = blobs.room
+        if put is not None:
+            await self._blob_stores.in_data_thread(lambda: _fetch(blobs, put.manifest))
+        elif self._blob_stores.bucket is not None:
+            # The program makes no room.
+            await self._blob_stores.in_thread(lambda: blobs.make_room(room.limit_bytes or 0))
         job = BucketJob(
             address=str(address),
             folder=str(blobs.root),
@@ -325,6 +331,13 @@ async def _end(process: asyncio.subprocess.Process, *, is_ending: bool) -> int:
     except TimeoutError:
         process.kill()
         return await process.wait()
+
+
+def _fetch(blobs: BlobStore, manifest: str) -> None:
+    """Have on disk what a manifest names, which the program reads there."""
+    blobs.fetch((manifest,))
+    if blobs.has(manifest):
+        blobs.fetch(manifests.read(blobs, manifest).digests())
 
 
 def _checked(text: str, options: Mapping[str, str]) -> tuple[Address, dict[str, str]]:

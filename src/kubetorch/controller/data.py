@@ -16,6 +16,7 @@ when the version ends: young blobs are never collected.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import contextlib
 import logging
@@ -38,7 +39,12 @@ from kubetorch.datastore.addresses import WRITABLE
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.keys import KeyFolder, Surroundings
 from kubetorch.datastore.manifests import Entry, EntryKind, Manifest
-from kubetorch.errors import DataStoreError, StorageFullError
+from kubetorch.errors import (
+    DataStoreError,
+    KubetorchError,
+    StorageFullError,
+    StoreUnavailableError,
+)
 from kubetorch.lib.asgi import with_status
 from kubetorch.lib.clock import Clock
 from kubetorch.specs import names
@@ -150,22 +156,85 @@ class DataStore:
         self._folders: dict[str, KeyFolder] = {}
         # By namespace and manifest: the end of the last lease.
         self._leases: dict[tuple[str, str], float] = {}
-        if folder.is_dir():
-            for entry in folder.iterdir():
-                if entry.is_dir():
-                    self._folder(entry.name)
+        self._bucket = blob_stores.bucket
+        entries = folder.iterdir() if folder.is_dir() else ()
+        # Of a store that got a bucket, the disk has the keys that are not there yet.
+        self._unmoved: dict[str, KeyFolder] = {}
+        for entry in entries:
+            if entry.is_dir() and self._bucket is None:
+                self._folder(entry.name)
+            elif entry.is_dir():
+                self._unmoved[entry.name] = KeyFolder(entry)
 
     def _folder(self, namespace: str) -> KeyFolder:
         folder = self._folders.get(namespace)
         if folder is None:
             names.check_namespace(namespace)
-            folder = self._folders[namespace] = KeyFolder(self._root / namespace)
+            records = None if self._bucket is None else self._bucket.keys(namespace)
+            folder = self._folders[namespace] = KeyFolder(self._root / namespace, records)
         return folder
+
+    # ----------------------------------------------------------------------------------- a bucket
+
+    async def load(self) -> None:
+        """Read the keys that a bucket has.
+
+        Raises:
+            StoreUnavailableError: It does not answer.
+        """
+        if self._bucket is not None:
+            await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
+        self._blob_stores.load()
+        for namespace in self._namespaces():
+            self._folder(namespace).refresh()
+
+    def _namespaces(self) -> list[str]:
+        """The namespaces with keys."""
+        in_bucket = [] if self._bucket is None else self._bucket.folders("keys")
+        return sorted({*self._folders, *filter(names.is_namespace, in_bucket)})
+
+    def refresh(self, store: NamespaceBlobs, only_unsettled: bool) -> None:
+        """Know the keys of a store as its bucket has them, before blobs are deleted."""
+        for namespace in list(self._folders) if only_unsettled else self._namespaces():
+            if store.is_of(namespace):
+                folder = self._folder(namespace)
+                if folder.is_unsettled or not only_unsettled:
+                    folder.refresh()
+
+    async def move(self) -> None:
+        """Move keys that were put before the store had a bucket there."""
+        for namespace, on_disk in self._unmoved.items():
+            for view in on_disk.all():
+                try:
+                    async with self._blob_stores.of(namespace).lock:
+                        await self._blob_stores.in_data_thread(
+                            partial(self._move, namespace, on_disk, view)
+                        )
+                except (KubetorchError, OSError) as error:  # it is tried at the next start
+                    _log.warning("key not moved key=%s/%s error=%s", namespace, view.key, error)
+
+    def _move(self, namespace: str, on_disk: KeyFolder, view: KeyView) -> None:
+        folder = self._folder(namespace)
+        newer = folder.around(view.key).exact
+        if newer is None or newer.created < view.created:
+            digests = () if view.publisher else self._content(namespace, view).digests
+            blobs = self._blob_stores.of(namespace).blobs
+            blobs.save(digests)
+            blobs.save((view.manifest,))
+            folder.put(view)
+            _log.info("key moved to the bucket key=%s/%s", namespace, view.key)
+        on_disk.remove((view.key,))
 
     def _content(self, namespace: str, view: KeyView) -> Content:
         """What a key holds; an error names the key."""
+        blobs = self._blob_stores.of(namespace).blobs
         try:
-            return self._contents.read(self._blob_stores.of(namespace).blobs, view.manifest)
+            blobs.fetch((view.manifest,))
+            return self._contents.read(blobs, view.manifest)
+        except StoreUnavailableError:
+            raise
         except DataStoreError as error:
             raise DataStoreError(
                 f"the key {view.key!r} cannot be read: {error.message}", hint="put it again"
@@ -178,7 +247,7 @@ class DataStore:
         now = self._clock.time()
         self._leases = {lease: end for lease, end in self._leases.items() if end > now}
         needed = {manifest for namespace, manifest in self._leases if store.is_of(namespace)}
-        for namespace, folder in self._folders.items():
+        for namespace, folder in [*self._folders.items(), *self._unmoved.items()]:
             if store.is_of(namespace):
                 needed.update(view.manifest for view in folder.beginning(""))
         self._holders.forget_all_but(needed, store.is_of)
@@ -196,7 +265,7 @@ class DataStore:
             return missing
 
         try:
-            return await self._blob_stores.in_thread(find_missing)
+            return await self._blob_stores.in_data_thread(find_missing)
         except StorageFullError:
             self._blob_stores.on_full()
             raise
@@ -230,7 +299,7 @@ class DataStore:
             unread = current.keys() - set(leased)
             return self._unreadable(namespace, remaining, unread)
 
-        return await self._blob_stores.in_thread(find_unreadable)
+        return await self._blob_stores.in_data_thread(find_unreadable)
 
     def _unreadable(self, namespace: str, unknown: set[str], manifests: Iterable[str]) -> set[str]:
         blobs = self._blob_stores.of(namespace).blobs
@@ -250,7 +319,9 @@ class DataStore:
         views = [view for view in (around.above, around.exact) if view is not None]
         seconds = min(max(find.lease_seconds, 0.0), TIMING.longest_data_lease_seconds)
         self._lease(namespace, (view.manifest for view in [*views, *around.below]), seconds)
-        path_keys = await self._blob_stores.in_thread(lambda: self._find(namespace, path, around))
+        path_keys = await self._blob_stores.in_data_thread(
+            lambda: self._find(namespace, path, around)
+        )
         # Pods change in the loop.
         return PathKeys(
             keys=tuple(
@@ -402,7 +473,7 @@ class DataStore:
                 continue  # the pods that have it say whether they do
             check = self._check(namespace, path_key.key)
             read_on = partial(next, check, None)
-            while (row := await self._blob_stores.in_thread(read_on)) is not None:
+            while (row := await self._blob_stores.in_data_thread(read_on)) is not None:
                 yield row
 
     def _check(self, namespace: str, view: KeyView) -> Iterator[CheckedKey]:
@@ -417,11 +488,14 @@ class DataStore:
             return
         for digest in manifest.digests():
             try:
-                for piece in blobs.stream(digest)[1]:
+                for piece in blobs.verify(digest):
                     unreported += len(piece)
                     if unreported >= LIMITS.verified_piece_bytes:
                         checked, unreported = checked + unreported, 0
                         yield replace(row, checked=checked)
+            except StoreUnavailableError as error:
+                yield replace(row, faults=(error.message,), is_whole=False)
+                return
             except DataStoreError as error:
                 faults[digest] = error.message
         affected = tuple(
@@ -456,7 +530,7 @@ class DataStore:
                 return None
             return self._contents.read(store.blobs, digest)
 
-        content = await self._blob_stores.in_thread(decode)
+        content = await self._blob_stores.in_data_thread(decode)
         if content is None:
             return PutAnswer(missing=(digest,))
         # Pods pull with their own identity; what the controller pulls is only what is there.
@@ -466,10 +540,12 @@ class DataStore:
                 hint=f"keys of {', '.join(f'{scheme}://' for scheme in WRITABLE)} may have tags",
             )
         previous = folder.around(key).exact
-        await self._blob_stores.in_thread(lambda: self._sync(namespace, put, content, previous))
+        await self._blob_stores.in_data_thread(
+            lambda: self._sync(namespace, put, content, previous)
+        )
         # The collector either sees the key, or has deleted blobs that are then missing.
         async with store.lock:
-            answer = await self._blob_stores.in_thread(
+            answer = await self._blob_stores.in_data_thread(
                 lambda: self._put(namespace, folder, replace(put, key=key), content, creator)
             )
         if answer.key is None:
@@ -493,7 +569,7 @@ class DataStore:
         missing: list[str] = []
         if put.publisher is None:
             missing = _missing(self._blob_stores.of(namespace).blobs, content.manifest)
-        if not self._blob_stores.of(namespace).blobs.has(put.manifest):
+        if self._blob_stores.of(namespace).blobs.kept_size(put.manifest) is None:
             missing.insert(0, put.manifest)
         if missing:
             return PutAnswer(missing=tuple(missing))
@@ -530,14 +606,19 @@ class DataStore:
     def _sync(
         self, namespace: str, put: PutKey, content: Content, previous: KeyView | None
     ) -> None:
-        """Have what a key will hold on disk; that of the version before is."""
+        """Have what a key will hold on disk, or in the bucket; that of the version before is."""
         digests = {put.manifest}
         if put.publisher is None:
             digests |= content.digests
+        blobs = self._blob_stores.of(namespace).blobs
+        if self._bucket is not None:
+            blobs.save(digests - {put.manifest})
+            blobs.save((put.manifest,))
+            return
         if previous is not None and previous.publisher is None:
             with contextlib.suppress(DataStoreError):
                 digests -= {previous.manifest, *self._content(namespace, previous).digests}
-        self._blob_stores.of(namespace).blobs.sync(digests)
+        blobs.sync(digests)
 
     def _service(self, namespace: str, put: PutKey) -> str:
         """The service with which the key ends; empty for a key that stays."""
@@ -565,7 +646,7 @@ class DataStore:
         path = _prefix(remove.path) if remove.is_prefix else keys.check(remove.path)
         folder = self._folder(namespace)
         async with self._blob_stores.of(namespace).lock:
-            return await self._blob_stores.in_thread(
+            return await self._blob_stores.in_data_thread(
                 lambda: self._remove(namespace, folder, replace(remove, path=path), remover)
             )
 
@@ -650,13 +731,13 @@ class DataStore:
         if not views:
             return 0
         async with self._blob_stores.of(namespace).lock:
-            await self._blob_stores.in_thread(lambda: self._delete(namespace, views))
+            await self._blob_stores.in_data_thread(lambda: self._delete(namespace, views))
         return len(views)
 
     async def list(self, namespace: str, path: str) -> list[ListedPath]:
         path = keys.canonical(path)
         around = self._around(namespace, path)
-        rows = await self._blob_stores.in_thread(lambda: self._list(namespace, path, around))
+        rows = await self._blob_stores.in_data_thread(lambda: self._list(namespace, path, around))
         return [
             row if row.key is None else replace(row, key=self._described(namespace, row.key))
             for row in rows
@@ -680,10 +761,7 @@ def _missing(blobs: BlobStore, manifest: Manifest) -> list[str]:
                 continue
             digest = manifest.blob_of(chunk)
             if digest not in sizes:
-                try:
-                    sizes[digest] = blobs.path(digest).stat().st_size
-                except FileNotFoundError:
-                    sizes[digest] = None
+                sizes[digest] = blobs.kept_size(digest)
             size, end = sizes[digest], chunk.offset + chunk.size
             if size is not None and (size < end if chunk.pack is not None else size != end):
                 raise DataStoreError(
@@ -707,6 +785,8 @@ def _repacked(
             continue
         try:
             data, content = blobs.read(packs[pack]), bytearray()
+        except StoreUnavailableError:
+            raise
         except DataStoreError:  # it is damaged: a get says so
             continue
         for offset, size in sorted(sizes.items()):

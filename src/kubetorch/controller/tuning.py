@@ -447,6 +447,9 @@ class Limits(Table):
     remembered_files: int = 300_000
     #: Threads that receive, send and read blobs: more would keep the loop waiting for its turn.
     blob_threads: int = 2
+    #: Threads that do so for keys whose blobs a bucket has: mostly they wait. With `blob_threads`
+    #: they are as many as a process has on two cores.
+    bucket_threads: int = 4
     #: Pods that are named in a reason.
     named_pods: int = 3
     #: Blobs that are deleted between two checks which blobs are needed.

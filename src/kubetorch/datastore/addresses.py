@@ -179,8 +179,9 @@ def _of_profile(content: str) -> dict[str, str]:
         return {}
     if not profiles.has_section("default"):
         return {}
-    settings = {name: f"AWS_{name.upper()}" for name in profiles.options("default")}
-    return {variable: profiles.get("default", name) for name, variable in settings.items()}
+    settings = dict(profiles.items("default"))
+    # `aws_access_key_id`, and `region`.
+    return {f"AWS_{name.removeprefix('aws_').upper()}": value for name, value in settings.items()}
 
 
 def check_options(scheme: Scheme, options: Mapping[str, str]) -> dict[str, str]:

@@ -136,6 +136,9 @@ class BlobStore:
     # ------------------------------------------------------------------------------------ reading
 
     def has(self, digest: str) -> bool:
+        return self.is_on_disk(digest)
+
+    def is_on_disk(self, digest: str) -> bool:
         return os.path.exists(self._file(digest))  # noqa: PTH110  # thousands at once
 
     def missing(self, digests: Iterable[str]) -> list[str]:
@@ -147,6 +150,13 @@ class BlobStore:
             return self.path(digest).open("rb")
         except FileNotFoundError as error:
             raise DataStoreError(f"the blob {digest} is not in {self.root}") from error
+
+    def kept_size(self, digest: str) -> int | None:
+        """The length of a blob where it is kept for good; `None` if it is not there."""
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def size(self, digest: str) -> int:
         with self.open(digest) as file:
@@ -164,6 +174,13 @@ class BlobStore:
         """Length and pieces of a blob; its digest is checked with the last piece."""
         file = self.open(digest)
         return os.fstat(file.fileno()).st_size, self._pieces(digest, file)
+
+    def verify(self, digest: str) -> Iterator[bytes]:
+        """The pieces of a blob from where it is kept for good, as `stream` checks them."""
+        return self.stream(digest)[1]
+
+    def fetch(self, digests: Iterable[str]) -> None:
+        """Have blobs on disk that are elsewhere; in a store on disk there are none."""
 
     def _pieces(self, digest: str, file: BinaryIO) -> Iterator[bytes]:
         hasher = blake3()
@@ -217,7 +234,7 @@ class BlobStore:
         """Give a complete file the name of its blob; returns whether the blob is new here."""
         target = self._file(digest)
         with self._lock:
-            is_new = not self.has(digest)
+            is_new = not self.is_on_disk(digest)
             try:
                 os.replace(temporary, target)  # noqa: PTH105  # names are text already
             except FileNotFoundError:
@@ -237,6 +254,10 @@ class BlobStore:
         self.release(size)
         return True
 
+    def delete_all(self, digests: Iterable[str]) -> list[str]:
+        """Remove blobs from all places that have them; returns those that existed."""
+        return [digest for digest in digests if self.delete(digest)]
+
     def _reserve(self, length: int) -> None:
         """Reserve the bytes of a blob before it is written, or refuse them."""
         limit = self.room.limit_bytes
@@ -253,6 +274,9 @@ class BlobStore:
                     hint=self.room.hint,
                 )
             self._used_bytes += max(length, BLOCK)
+
+    def make_room(self, length: int) -> None:
+        """Remove copies of what is elsewhere; a store on disk has none."""
 
     def check_room(self, length: int) -> None:
         """Refuse so many bytes for which neither the store nor the disk has room."""
@@ -277,6 +301,9 @@ class BlobStore:
         """Count the bytes anew with the next blob: another process has written blobs."""
         with self._lock:
             self._used_bytes = None
+
+    def save(self, digests: Iterable[str]) -> None:
+        """Have blobs that came where they outlive the disk; a store on disk has no such place."""
 
     def sync(self, digests: Iterable[str]) -> None:
         """Have those of some blobs that are there on disk, whatever happens to the machine.
@@ -320,6 +347,10 @@ class BlobStore:
                     continue
                 if _DIGEST.fullmatch(entry.name):
                     yield BlobInfo(entry.name, file_stat.st_size, file_stat.st_mtime)
+
+    def everywhere(self) -> list[BlobInfo]:
+        """All blobs, also those that are not on disk."""
+        return list(self.iterate())
 
     def sweep(self) -> None:
         """Remove half-written files of processes that died."""

@@ -1,7 +1,8 @@
 """Objects of buckets, of the web and of Hugging Face, by `obstore`.
 
 `obstore` hangs in a child that was forked after its parent used it, so programs of their own load
-this module: `kubetorch.datastore.bucket_program`.
+this module, `kubetorch.datastore.bucket_program`, and controllers whose store has a bucket, which
+fork nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -57,6 +58,14 @@ class ObjectInfo:
     checksum: str = ""
 
 
+class Patience(NamedTuple):
+    """How long a bucket is asked; in seconds but for the attempts."""
+
+    attempts: int = LIMITS.bucket_attempts
+    retry_seconds: float = TIMING.bucket_retry_seconds
+    request_seconds: float = TIMING.bucket_request_seconds
+
+
 class Bucket:
     """The objects at an address.
 
@@ -65,6 +74,9 @@ class Bucket:
         proxy: URL of the proxy through which everything goes.
         is_own: Whether the credentials are those of this process, from wherever `obstore` finds
             them.
+
+    Attributes:
+        store: The bucket as `obstore` has it.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class Bucket:
         *,
         proxy: str | None = None,
         is_own: bool = False,
+        patience: Patience = Patience(),  # noqa: B008  # it is frozen
     ) -> None:
         if obstore is None:
             raise DataStoreError(
@@ -84,8 +97,9 @@ class Bucket:
         self.address = address
         self._proxy = proxy
         self._options = options
-        with _errors_of(address):
-            self._store = self._open(is_own=is_own)
+        self._patience = patience
+        with errors_of(address):
+            self.store = self._open(is_own=is_own)
 
     def objects(self) -> list[ObjectInfo]:
         """All objects, in the order of their paths.
@@ -93,7 +107,7 @@ class Bucket:
         Raises:
             DataStoreError: There are none, or too many, or the bucket does not list them.
         """
-        with _errors_of(self.address):
+        with errors_of(self.address):
             objects = self._hub_objects() if self.address.scheme == "hf" else self._stored_objects()
         if not objects:
             raise _absent(self.address)
@@ -134,9 +148,9 @@ class Bucket:
         """Write an object, which appears at once or not at all; returns its tag."""
         location = "/".join(filter(None, (self.address.path, path)))
         content: Any = b"".join(pieces) if size <= LIMITS.bucket_part_bytes else pieces
-        with _errors_of(self.address, path):
+        with errors_of(self.address, path):
             result = obstore.put(
-                self._store, location, content, max_concurrency=LIMITS.bucket_writes_of_object
+                self.store, location, content, max_concurrency=LIMITS.bucket_writes_of_object
             )
         return _tag(result["e_tag"])
 
@@ -146,13 +160,13 @@ class Bucket:
         address = self.address
         if address.path and not address.is_folder:
             with contextlib.suppress(FileNotFoundError):
-                meta = obstore.head(self._store, address.path)
+                meta = obstore.head(self.store, address.path)
                 return [ObjectInfo("", meta["size"], _tag_of(meta), meta["path"])]
         if address.scheme in ("https", "http"):
             return []
         objects: list[ObjectInfo] = []
         skipped = len(address.path) + 1 if address.path else 0
-        for page in obstore.list(self._store, address.path or None):
+        for page in obstore.list(self.store, address.path or None):
             objects += (
                 ObjectInfo(meta["path"][skipped:], meta["size"], _tag_of(meta), meta["path"])
                 for meta in page
@@ -207,9 +221,9 @@ class Bucket:
         options: GetOptions = {"range": (begin, end)}
         if info.tag and self.address.scheme != "hf":
             options["if_match"] = f'"{info.tag}"'
-        with _errors_of(self.address, info.path):
+        with errors_of(self.address, info.path):
             try:
-                result = obstore.get(self._store, info.location, options=options)
+                result = obstore.get(self.store, info.location, options=options)
                 data = memoryview(result.bytes())
             except (exceptions.PreconditionError, FileNotFoundError) as error:
                 raise _changed(self.address, info, "vanished or changed") from error
@@ -226,8 +240,8 @@ class Bucket:
 
     def _stream(self, info: ObjectInfo) -> Iterator[memoryview]:
         """An object from its begin to its end: not all servers give parts of one."""
-        with _errors_of(self.address, info.path):
-            result = obstore.get(self._store, info.location)
+        with errors_of(self.address, info.path):
+            result = obstore.get(self.store, info.location)
             if _tag_of(result.meta) != info.tag or result.meta["size"] != info.size:
                 raise _changed(self.address, info, "changed")
             yield memoryview(b"")
@@ -244,9 +258,9 @@ class Bucket:
         client: dict[str, Any] = {
             "allow_http": True,  # that of an endpoint or address says it
             "connect_timeout": timedelta(seconds=TIMING.bucket_connect_seconds),
-            "read_timeout": timedelta(seconds=TIMING.bucket_request_seconds),
+            "read_timeout": timedelta(seconds=self._patience.request_seconds),
             # A stream may take long; who waits for it notices when nothing comes.
-            "timeout": timedelta(seconds=TIMING.bucket_request_seconds * (1 if timeout else 1440)),
+            "timeout": timedelta(seconds=self._patience.request_seconds * (1 if timeout else 1440)),
             "user_agent": "kubetorch",
         }
         if self._proxy is not None:
@@ -260,12 +274,15 @@ class Bucket:
         return store.HTTPStore(
             url,
             client_options=self._client(timeout=not is_stream),
-            retry_config=_RETRY,
+            retry_config=_retry(self._patience),
         )
 
     def _open(self, *, is_own: bool) -> ObjectStore:
         address, options = self.address, self._options
-        more: dict[str, Any] = {"client_options": self._client(), "retry_config": _RETRY}
+        more: dict[str, Any] = {
+            "client_options": self._client(),
+            "retry_config": _retry(self._patience),
+        }
         if address.scheme == "s3":
             return store.S3Store(address.bucket, config=_s3(options, is_own=is_own), **more)
         if address.scheme == "az":
@@ -300,15 +317,16 @@ class _HubRevision(msgspec.Struct):
     siblings: list[_HubFile] = []
 
 
-_RETRY: Any = {
-    "max_retries": LIMITS.bucket_attempts - 1,
-    "retry_timeout": timedelta(seconds=TIMING.bucket_retry_seconds),
-    "backoff": {
-        "init_backoff": timedelta(seconds=TIMING.bucket_retry_pause_seconds),
-        "max_backoff": timedelta(seconds=TIMING.bucket_retry_seconds),
-        "base": 2,
-    },
-}
+def _retry(patience: Patience) -> Any:  # noqa: ANN401  # as `_client`
+    return {
+        "max_retries": patience.attempts - 1,
+        "retry_timeout": timedelta(seconds=patience.retry_seconds),
+        "backoff": {
+            "init_backoff": timedelta(seconds=TIMING.bucket_retry_pause_seconds),
+            "max_backoff": timedelta(seconds=patience.retry_seconds / 10),
+            "base": 2,
+        },
+    }
 
 
 def _named(config: Mapping[str, Any]) -> Any:  # noqa: ANN401  # as `_client`
@@ -400,18 +418,22 @@ def _absent(address: Address) -> DataStoreError:
     )
 
 
+#: The hint for credentials that do not suffice.
+_SECRET_HINT = "secret= names the kt.Secret with credentials; without one nothing is signed"
+
+
 @contextlib.contextmanager
-def _errors_of(address: Address, path: str = "") -> Iterator[None]:
+def errors_of(address: Address, path: str = "", secret_hint: str = _SECRET_HINT) -> Iterator[None]:
     """Raise what `obstore` raises as errors of the data store."""
     try:
         yield
     except DataStoreError:
         raise
     except (exceptions.BaseError, msgspec.MsgspecError, ValueError, OSError) as error:
-        _raise(error, address, path)
+        _raise(error, address, path, secret_hint)
 
 
-def _raise(error: Exception, address: Address, path: str) -> NoReturn:
+def _raise(error: Exception, address: Address, path: str, secret_hint: str) -> NoReturn:
     text = str(error).partition("\n\nDebug source")[0]
     where = f"{path[:200]!r} of {address}" if path else str(address)
     code = re.search(r"status code: (\d{3})", text)
@@ -424,7 +446,7 @@ def _raise(error: Exception, address: Address, path: str) -> NoReturn:
         error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
     ):
         message = f"{where} may not be reached with these credentials ({status or 'refused'})"
-        hint = "secret= names the kt.Secret with credentials; without one nothing is signed"
+        hint = secret_hint
     elif isinstance(error, FileNotFoundError) or status.startswith("404"):
         message = f"there is nothing at {where} ({status or '404'})"
         hint = "the bucket, or the object, is not there by this name"

@@ -33,6 +33,12 @@ class Timing(Table):
     bucket_retry_pause_seconds: float = 0.1
     #: Chunks that were stored stay so long at least without being named anew.
     bucket_renewal_seconds: float = 120.0
+    #: A request to the bucket of the store has it to end: a chunk of 8 MiB at 2 Mbit/s.
+    store_request_seconds: float = 30.0
+    #: A request to it that fails is sent again for so long: a put, and who waits for it, wait.
+    store_retry_seconds: float = 20.0
+    #: It is remembered for so long when a blob of the bucket was needed: longer than it is young.
+    remembered_use_seconds: float = 3600.0
     #: Between two reports of progress.
     bucket_report_seconds: float = 0.2
 
@@ -127,6 +133,8 @@ class Limits(Table):
     bucket_writes_of_object: int = 4
     #: Attempts of a request, with a server that answers 5xx or not at all.
     bucket_attempts: int = 4
+    #: Attempts of a request to the bucket of the store: its time ends them.
+    store_attempts: int = 100
     #: Attempts to pull objects that change meanwhile.
     bucket_pulls: int = 3
     #: Characters of an answer of a bucket that an error has.

@@ -24,6 +24,8 @@ class Running(NamedTuple):
     started: float
     url: str
     version: str
+    #: Whether a bucket keeps its data store: then its folder is no store that programs may use.
+    has_bucket: bool = False
 
     @property
     def is_alive(self) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubetorch.config import environment as variables
+from kubetorch.config.settings import SETTINGS, config
 from kubetorch.errors import ControllerUnavailableError
 from kubetorch.lib import files, processes
 from kubetorch.lib.files import FileLock
@@ -105,6 +106,9 @@ def service_environment(environ: Mapping[str, str], folder: Path) -> dict[str, s
 def _start(service_home: Home) -> Endpoint:
     """Start a service, and wait until it listens."""
     environment = service_environment(os.environ, service_home.path)
+    for setting in ("store_bucket", "store_endpoint"):
+        if value := config.get(setting):
+            environment[SETTINGS[setting].variable] = value
     service_home.rotate_log()
     log = os.open(service_home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     read_end, write_end = os.pipe()

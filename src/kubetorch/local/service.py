@@ -9,6 +9,7 @@ import at the same time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 
@@ -35,6 +36,8 @@ from kubetorch.controller.backends.process.spares import SpareAgent
 from kubetorch.controller.backends.process.stores import PodAttachments, SecretFiles, VolumeFolders
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.state import SqliteState
+from kubetorch.datastore import addresses
+from kubetorch.datastore.blobs import Room
 from kubetorch.errors import ControllerUnavailableError, KubetorchError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import SystemClock
@@ -42,8 +45,11 @@ from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.files import FileLock
 from kubetorch.local import process
 from kubetorch.local.home import Home, Running
-from kubetorch.local.tuning import TIMING
+from kubetorch.local.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, tokens
+
+if TYPE_CHECKING:
+    from kubetorch.datastore.bucket_store import StoreBucket
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +99,7 @@ def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
     token = home.secret_bytes(home.token).decode()
     secret = bytes.fromhex(home.secret_bytes(home.secret).decode())
     state = SqliteState(home.state, database.open_database(home.state))
+    bucket = _open_bucket(environ)
     listener = sockets.listen(sockets.LOOPBACK, _last_port(home))
     running = Running(
         pid=os.getpid(),
@@ -100,9 +107,27 @@ def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
         started=time.time(),
         url=f"http://{sockets.LOOPBACK}:{listener.getsockname()[1]}",
         version=__version__,
+        has_bucket=bucket is not None,
     )
     home.write_running(running)
-    return Service(home, listener, state, running.url, token, secret, environ, agents)
+    return Service(home, listener, state, running.url, token, secret, environ, agents, bucket)
+
+
+def _open_bucket(environ: Mapping[str, str]) -> StoreBucket | None:
+    """The bucket of the data store, if the user has set one."""
+    bucket = environ.get("KT_STORE_BUCKET")
+    if not bucket:
+        return None
+    from kubetorch.datastore import bucket_store  # noqa: PLC0415  # obstore takes 20 MB
+
+    # Not from the environment, which pods inherit.
+    files = {}
+    for name in ("config", "credentials"):
+        with contextlib.suppress(OSError, UnicodeDecodeError, RuntimeError):
+            files[name] = Path(f"~/.aws/{name}").expanduser().read_text()
+    credentials = addresses.variables_of_files(files)
+    endpoint = environ.get("KT_STORE_ENDPOINT") or ""
+    return bucket_store.open_bucket(bucket, endpoint, credentials, has_identity=False)
 
 
 def _last_port(home: Home) -> int:
@@ -158,6 +183,7 @@ class Service:
     secret: bytes
     environ: Mapping[str, str]
     agents: Agents
+    bucket: StoreBucket | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,7 +229,9 @@ class Service:
             backend=backend,
             state=state,
             call_state=state,
-            blob_stores=BlobStores(self.home.blobs, is_shared=True),
+            blob_stores=BlobStores(
+                self.home.blobs, is_shared=True, room=self._room(), bucket=self.bucket
+            ),
             keys=self.home.keys,
             clock=clock,
             secret=self.secret,
@@ -218,6 +246,9 @@ class Service:
             stop=self._stop,
             environ=self.environ,
         )
+
+    def _room(self) -> Room:
+        return Room(limit_bytes=None if self.bucket is None else LIMITS.bucket_copies_bytes)
 
     def _stop(self, pods: bool) -> None:
         if not self._stopped.done():

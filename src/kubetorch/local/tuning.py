@@ -44,6 +44,8 @@ class Limits(Table):
 
     #: `service.log`, at which a start begins a new one.
     service_log_bytes: int = 1024 * 1024
+    #: What the disk has of a data store that a bucket keeps, with all that is on disk alone.
+    bucket_copies_bytes: int = 20 * 1024**3
     #: Last lines of `service.log` in the error of a failed start.
     failed_start_lines: int = 20
 

@@ -31,6 +31,8 @@ class Timing(Table):
     recalled_call_seconds: float = 0.2
 
     # ------------------------------------------------------------------ the data store
+    #: The store has it to answer: longer than it tries to reach its bucket, and says so.
+    data_answer_seconds: float = 90.0
     #: A pod that sends nothing for so long is given up, and another one, or the store, is asked.
     peer_silence_seconds: float = 20.0
     #: The same of a pod that gets a version itself and says that nothing came: it waits for its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TypeGuard
 
 from kubetorch.config.values import RESERVED_USERNAMES as RESERVED_USERNAMES
 from kubetorch.config.values import clean_username as clean_username
@@ -57,8 +58,12 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
     return cleaned
 
 
+def is_namespace(namespace: object) -> TypeGuard[str]:
+    return isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace) is not None
+
+
 def check_namespace(namespace: object) -> str:
-    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+    if not is_namespace(namespace):
         raise SpecError(
             f"namespace is {namespace!r}; it must be at most 63 lower-case letters, digits and "
             "'-', and begin and end with a letter or digit"

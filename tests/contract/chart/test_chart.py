@@ -50,6 +50,7 @@ def test_its_versions_are_those_of_the_package():
         ({"podLabels": {"a": 1}}, "podLabels.a is 1; it must be of type string"),
         ({"watchNamespaces": ["Team"]}, "watchNamespaces[0] is 'Team'; it must match"),
         ({"image": {"repository": None}}, "image.repository is missing"),
+        ({"store": {"bucket": "shelf"}}, "store.bucket is 'shelf'; it must match"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(values, expected_message):
@@ -115,6 +116,33 @@ def test_the_controller_is_told_the_annotations_of_the_accounts_of_pods():
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     variables |= {"POD_NAME": "controller-0"}
     assert Settings.read(variables).account_annotations == annotations
+
+
+def test_the_controller_is_told_the_bucket_of_its_store_and_the_secret_has_the_credentials():
+    address, endpoint = "s3://shelf/data", "https://minio.example.com:9000"
+    store = {"bucket": address, "endpoint": endpoint, "secretName": "store-credentials"}
+    deployment = named(objects({"store": store}), "Deployment", "kubetorch-controller")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    settings = Settings.read(variables | {"POD_NAME": "controller-0"})
+    assert (settings.store_bucket, settings.store_endpoint) == (address, endpoint)
+    secret_keys = [
+        variable["valueFrom"]["secretKeyRef"]
+        for variable in container["env"]
+        if "secretKeyRef" in variable.get("valueFrom", {})
+    ]
+    assert {key["name"] for key in secret_keys} == {"store-credentials"}
+    assert [key["key"] for key in secret_keys if not key.get("optional")] == [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    ]
+
+
+def test_without_a_bucket_the_store_is_on_the_disk_and_no_credentials_are_read():
+    deployment = named(objects(), "Deployment", "kubetorch-controller")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    names = {variable["name"] for variable in container["env"]}
+    assert not {name for name in names if name.startswith(("AWS_", "KT_STORE_"))}
 
 
 def test_two_replicas_need_a_volume_that_both_can_mount():

@@ -12,15 +12,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kubetorch.controller.cluster import leader
 from kubetorch.controller.cluster.leader import PODS_OF_CONTROLLER
 from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.service import NAME
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.manifests import labels
 from kubetorch.wire import routes
 from local.fake_apiserver import Exchange, FakeApiServer
 from local.object_server import ObjectServer
 from tests.free_ports import free_port
+from tests.local.key_store import KeyStore
+from tests.local.object_storage import SECRET, Objects, serving
 
 LEASES = "apis/coordination.k8s.io/v1/leases/kubetorch"
 PODS = "api/v1/pods/kubetorch"
@@ -229,3 +234,38 @@ def test_one_for_some_namespaces_lists_secrets_and_volumes_of_those_alone(tmp_pa
             assert f"/api/v1/namespaces/side/{plural}" in namespaced_paths
 
     run(tmp_path, body, KT_WATCH_NAMESPACES="team,side")
+
+
+def test_one_with_a_new_disk_has_what_the_bucket_of_the_store_keeps(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    files = {"a": b"1", "x/b": b"2"}
+
+    def put(store: KeyStore) -> None:
+        store.put("models/base", files)
+
+    def get(store: KeyStore) -> None:
+        assert store.get("models/base") == files
+
+    objects = Objects()
+    with serving(objects.handler()) as url:
+        bucket = {"KT_STORE_BUCKET": "s3://bucket/kt", "KT_STORE_ENDPOINT": url, **SECRET}
+        for work in (put, get):
+
+            def use(port: int, work: Callable[[KeyStore], None] = work) -> None:
+                with HttpClient(f"http://127.0.0.1:{port}", "ann's", timeout=60.0) as client:
+                    work(KeyStore(client, tmp_path / "copies" / work.__name__, "team"))
+
+            async def body(
+                cluster: Cluster, controller: Process, use: Callable[[int], None] = use
+            ) -> None:
+                cluster.answers.set()
+                await until(lambda: cluster.marked)
+                await asyncio.to_thread(use, controller.port)
+
+            folder = tmp_path / work.__name__
+            folder.mkdir()
+            run(folder, body, **bucket)
+    assert {path.rpartition("/")[0] for path in objects.content} == {
+        "kt/blobs/team",
+        "kt/keys/team",
+    }

@@ -47,6 +47,18 @@ def pull(tmp_path: Path, address: str, *allowed: str, **options: str) -> dict[st
     return row
 
 
+def test_credentials_are_read_from_the_files_of_aws() -> None:
+    files = {
+        "credentials": "[default]\naws_access_key_id = me\naws_secret_access_key = mine\n",
+        "config": "[default]\nregion = eu-west-1\n",
+    }
+    assert addresses.options_for("s3", addresses.variables_of_files(files)) == {
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": "mine",
+        "AWS_REGION": "eu-west-1",
+    }
+
+
 def test_no_address_of_the_machine_is_reached_without_the_operators_word() -> None:
     objects = Objects(a=b"1")
     with serving(objects.handler()) as url:

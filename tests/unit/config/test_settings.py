@@ -50,6 +50,8 @@ def test_defaults_are_those_of_the_documents(file: Path) -> None:
         "queue": None,
         "default_image": "ghcr.io/kubetorch/pod:latest",
         "package_managers": False,
+        "store_bucket": None,
+        "store_endpoint": None,
         "backend": "auto",
         "quiet": False,
     }

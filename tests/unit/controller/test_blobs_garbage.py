@@ -58,6 +58,7 @@ def make(
         specs=specs,
         results=results,
         manifests=lambda store: set(),
+        refresh=lambda store, only_unsettled: None,
         expire=lambda: None,
         clock=clock,
     )

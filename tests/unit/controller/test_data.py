@@ -84,6 +84,7 @@ class Store:
             specs=list,
             results=lambda store: set(),
             manifests=self.data.manifests,
+            refresh=self.data.refresh,
             expire=lambda: None,
             clock=self.clock,
         )

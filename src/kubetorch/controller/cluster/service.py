@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import uvloop
 
@@ -79,6 +79,9 @@ from kubetorch.specs import quantity
 from kubetorch.wire import exceptions, routes, versions
 from kubetorch.wire.messages import Runtime
 
+if TYPE_CHECKING:
+    from kubetorch.datastore.bucket_store import StoreBucket
+
 SECRET = "kubetorch-installation"
 _KEY = "secret"
 _BYTES = 32
@@ -109,6 +112,9 @@ class Settings:
     address: str = ""
     engine: Engine = "auto"
     account_annotations: Mapping[str, str] = field(default_factory=dict)
+    #: The bucket of the data store, as `s3://bucket/prefix`, and its server; empty for the disk.
+    store_bucket: str = ""
+    store_endpoint: str = ""
     #: Whether calls may leave records, with their arguments.
     records: bool = True
     #: The variables of the process, of which programs for buckets get some.
@@ -160,6 +166,8 @@ class Settings:
             log_level=(environ.get("KT_LOG_LEVEL") or "INFO").upper(),
             blobs_quota=quantity.size_bytes(quota, parameter="KT_BLOBS_QUOTA") if quota else None,
             account_annotations=_texts(environ, "KT_SERVICE_ACCOUNT_ANNOTATIONS"),
+            store_bucket=environ.get("KT_STORE_BUCKET") or "",
+            store_endpoint=environ.get("KT_STORE_ENDPOINT") or "",
             records=environ.get("KT_RECORD") != "none",
             environ=environ,
         )
@@ -335,7 +343,7 @@ class _Service:
         calls = SqliteState(file, database.open_database(file))
         stack.callback(calls.close)
         stack.push_async_callback(state.close)
-        controller = await self._build(state, calls)
+        controller = await self._build(state, calls, await asyncio.to_thread(self._open_bucket))
         stack.push_async_callback(_close, controller)
         await controller.start(self._listener)
         # Not before: probes would get no answer, and end a process that still adopts workloads.
@@ -344,7 +352,22 @@ class _Service:
         mark = LeaderLabel(self._client, settings.namespace, settings.identity, election.won)
         await stack.enter_async_context(mark)
 
-    async def _build(self, state: KubernetesState, calls: SqliteState) -> Controller:
+    def _open_bucket(self) -> StoreBucket | None:
+        settings = self._settings
+        if not settings.store_bucket:
+            return None
+        from kubetorch.datastore import bucket_store  # noqa: PLC0415  # obstore takes 20 MB
+
+        return bucket_store.open_bucket(
+            settings.store_bucket,
+            settings.store_endpoint,
+            settings.environ,
+            has_identity=not settings.environ.get("AWS_ACCESS_KEY_ID"),
+        )
+
+    async def _build(
+        self, state: KubernetesState, calls: SqliteState, bucket: StoreBucket | None
+    ) -> Controller:
         settings, client = self._settings, self._client
         secret = await installation_secret(client, settings.namespace)
         clock = SystemClock()
@@ -384,7 +407,9 @@ class _Service:
             state=state,
             call_state=calls,
             blob_stores=BlobStores(
-                settings.blobs / "blobs", room=replace(ROOM, limit_bytes=settings.blobs_quota)
+                settings.blobs / "blobs",
+                room=replace(ROOM, limit_bytes=settings.blobs_quota),
+                bucket=bucket,
             ),
             keys=settings.blobs / "keys",
             clock=clock,

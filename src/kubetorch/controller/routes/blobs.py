@@ -48,7 +48,7 @@ class BlobRoutes:
     async def store(self, exchange: Exchange) -> None:
         """Store blobs."""
         stored = await receive(exchange.chunks(), self._blob_stores, self._namespace(exchange))
-        await exchange.respond_message({"stored": stored})
+        await exchange.respond_message({"stored": len(stored)})
 
     async def missing(self, exchange: Exchange) -> None:
         """Answer with the blobs that are missing."""
@@ -100,15 +100,17 @@ class BlobRoutes:
         return await self._blob_stores.in_thread(find_missing)
 
 
-async def receive(chunks: AsyncIterator[bytes], blob_stores: BlobStores, namespace: str) -> int:
-    """Store the blobs of a stream, which may be empty; returns their number."""
+async def receive(
+    chunks: AsyncIterator[bytes], blob_stores: BlobStores, namespace: str
+) -> list[str]:
+    """Store the blobs of a stream, which may be empty; returns their digests."""
     blobs = blob_stores.of(namespace).blobs
     receiver: Receiver | None = None
     try:
         async for chunk in chunks:
             receiver = receiver or Receiver(blobs, bases=blobs, limit_bytes=LIMITS.upload_bytes)
             await blob_stores.in_thread(partial(receiver.feed, chunk))
-        return 0 if receiver is None else len(receiver.finish())
+        return [] if receiver is None else receiver.finish()
     except StorageFullError:
         blob_stores.on_full()
         raise

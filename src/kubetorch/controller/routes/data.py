@@ -17,7 +17,12 @@ from kubetorch.controller.tuning import LIMITS
 from kubetorch.datastore.blobs import check_digest
 from kubetorch.datastore.keys import canonical
 from kubetorch.datastore.transfer import Delta, compressed, delta
-from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.errors import (
+    DataStoreError,
+    ProtocolError,
+    StorageFullError,
+    StoreUnavailableError,
+)
 from kubetorch.lib.asgi import NDJSON, with_status
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.specs import names
@@ -152,7 +157,9 @@ class DataRoutes:
         """Store blobs."""
         await check_sender(exchange, namespace, _CREATE)
         stored = await receive(exchange.chunks(), self._blob_stores, namespace)
-        await exchange.respond_message({"stored": stored})
+        blobs = self._blob_stores.of(namespace).blobs
+        await self._blob_stores.in_data_thread(lambda: blobs.save(stored))
+        await exchange.respond_message({"stored": len(stored)})
 
     async def missing(self, exchange: Exchange, namespace: str) -> None:
         """Answer with the blobs that are missing, if there is room for them."""
@@ -186,7 +193,7 @@ class DataRoutes:
                 return None
             return delta(blobs.read(digest), base, blobs.read(base))
 
-        missing = await self._blob_stores.in_thread(lambda: blobs.missing(digests))
+        missing = await self._blob_stores.in_data_thread(lambda: blobs.missing(digests))
         if missing:
             raise with_status(
                 DataStoreError(
@@ -195,6 +202,8 @@ class DataRoutes:
                 ),
                 404,
             )
+        # Before the answer begins, which could not say what is wrong any more.
+        await self._blob_stores.in_data_thread(lambda: blobs.fetch(digests))
         pieces = compressed(dict.fromkeys(digests), blobs.stream, delta_of if bases else None)
         await exchange.respond_stream(
             self._counted(in_thread(pieces, self._blob_stores)), content_type=records.CONTENT_TYPE
@@ -246,7 +255,7 @@ def faults_of_sender() -> Iterator[None]:
     """Answer errors of the data store that have no status of their own as those of the request."""
     try:
         yield
-    except StorageFullError:
+    except (StorageFullError, StoreUnavailableError):
         raise
     except DataStoreError as error:
         raise with_status(error, 400) from error.__cause__

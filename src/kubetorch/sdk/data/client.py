@@ -189,7 +189,8 @@ class DataClient:
         """Store blobs, as `datastore.transfer.compressed` has them; up to 4 GiB at once."""
         headers = {"Content-Type": blobs.CONTENT_TYPE}
         path = routes.data(self._namespace, "blobs")
-        self._controller.ask("POST", path, body=packed, headers=headers)
+        wait = TIMING.data_answer_seconds
+        self._controller.ask("POST", path, body=packed, headers=headers, timeout=wait)
 
     def fetch(
         self, digests: Iterable[str], bases: Mapping[str, str] | None = None
@@ -201,17 +202,20 @@ class DataClient:
         """
         body = messages.encode(BlobNames(tuple(digests), dict(bases or {})))
         path = routes.data(self._namespace, "blobs-fetch")
-        with self._controller.request("POST", path, body=body) as response:
+        wait = TIMING.data_answer_seconds
+        with self._controller.request("POST", path, body=body, timeout=wait) as response:
             yield from response.iter_bytes()
 
     def list(self, path: str) -> list[ListedPath]:
         query = urlencode({"path": path})
-        answer = self._controller.ask("GET", f"{routes.data(self._namespace, 'ls')}?{query}")
+        target = f"{routes.data(self._namespace, 'ls')}?{query}"
+        answer = self._controller.ask("GET", target, timeout=TIMING.data_answer_seconds)
         return messages.decode(list[ListedPath], answer)
 
     def _post(self, verb: str, message: object) -> bytes:
         path = routes.data(self._namespace, verb)
-        return self._controller.ask("POST", path, body=messages.encode(message))
+        body, wait = messages.encode(message), TIMING.data_answer_seconds
+        return self._controller.ask("POST", path, body=body, timeout=wait)
 
 
 def ask(session: Session, namespace: str, question: Callable[[DataClient], _T]) -> _T:

@@ -20,7 +20,13 @@ from kubetorch.datastore.manifests import Entry, Manifest
 from kubetorch.datastore.sources import FilterOptions
 from kubetorch.datastore.transfer import Destination, Receiver
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
-from kubetorch.errors import DataStoreError, KubetorchError, ProtocolError, StorageFullError
+from kubetorch.errors import (
+    DataStoreError,
+    KubetorchError,
+    ProtocolError,
+    StorageFullError,
+    StoreUnavailableError,
+)
 from kubetorch.sdk.data.client import DataClient, ask
 from kubetorch.sdk.data.peers import Part, Peers, offer
 from kubetorch.sdk.data.progress import Progress
@@ -266,7 +272,7 @@ class Download:
                 may_have_deltas = attempt == 1 and not self._session.is_local
                 bases = older_files if may_have_deltas else None
                 return ask(self._session, self._namespace, partial(receive, older_files=bases))
-            except StorageFullError:
+            except (StorageFullError, StoreUnavailableError):
                 raise
             except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
                 if attempt == LIMITS.data_attempts:

@@ -101,4 +101,6 @@ def store_here(session: Session) -> BlobStore | None:
     if not session.is_local:
         return None
     session.controller()  # a service that starts makes its folder
-    return BlobStore(Home(environment.local_dir()).blobs)
+    home = Home(environment.local_dir())
+    running = home.running()
+    return None if running is not None and running.has_bucket else BlobStore(home.blobs)

@@ -28,7 +28,12 @@ from kubetorch.datastore.tensors import Contents, TensorFile
 from kubetorch.datastore.transfer import Delta, Receiver, compressed, delta
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
 from kubetorch.datastore.weights import Place, StoredTensors
-from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.errors import (
+    DataStoreError,
+    ProtocolError,
+    StorageFullError,
+    StoreUnavailableError,
+)
 from kubetorch.sdk.data.client import DataClient, ask, find_key
 from kubetorch.sdk.data.download import no_key
 from kubetorch.sdk.data.peers import Part, Peers, offer
@@ -149,7 +154,7 @@ class _Sender:
             try:
                 self._send(blobs, may_have_deltas=attempt == 1)
                 return
-            except StorageFullError:
+            except (StorageFullError, StoreUnavailableError):
                 raise
             except (ProtocolError, DataStoreError):  # damaged on the way, or a base is missing
                 if attempt == LIMITS.data_attempts:
@@ -298,7 +303,7 @@ class _Fetch:
                 for digest in digests:
                     self.peers.note(digest)
                 return
-            except StorageFullError:
+            except (StorageFullError, StoreUnavailableError):
                 raise
             except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
                 if attempt == LIMITS.data_attempts:

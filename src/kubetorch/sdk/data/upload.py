@@ -23,7 +23,12 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError
 from kubetorch.datastore.snapshots import Extent, Piece, read_extents
 from kubetorch.datastore.transfer import Delta, DeltaOf, compressed
-from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
+from kubetorch.errors import (
+    DataStoreError,
+    ProtocolError,
+    StorageFullError,
+    StoreUnavailableError,
+)
 from kubetorch.sdk.data.client import DataClient, ask
 from kubetorch.sdk.data.file_deltas import FileDeltas
 from kubetorch.sdk.data.progress import Progress
@@ -271,7 +276,7 @@ class Upload:
                 moved = self._ask(
                     partial(self._send_once, sizes=sizes, data_of=data_of, delta_of=delta_of)
                 )
-            except (StorageFullError, FileChangedError):
+            except (StorageFullError, StoreUnavailableError, FileChangedError):
                 raise
             except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
                 if attempt == LIMITS.data_attempts:
