@@ -77,9 +77,9 @@ def replay(  # noqa: PLR0913  # the documented options
         is_trusted=trust and terminal.is_terminal(sys.stdin),
     ) as call:
         if times == 1:
-            _show(call(replayed.record.codec), output)
+            _show(call(), output)
             return
-        ends = _count(lambda: call(replayed.record.codec), times, output)
+        ends = _count(call, times, output)
     _report(ends, output)
     raise typer.Exit(0 if set(ends) == {_RETURNED} else 1)
 
