@@ -122,27 +122,7 @@ class Download:
         path = keys.check(key)
         parts = self.find(FindKeys(path=path)) if declared is None else declared.parts
         options = FilterOptions(filter_options)
-        files: list[tuple[str, Entry, Manifest]] = []
-        needed_parts: list[Part] = []
-        for path_key, manifest in parts:
-            targets = [
-                (target, entry)
-                for entry in _entries(path_key, manifest)
-                if not options.leaves_out(
-                    target := _target(path, path_key, entry), is_folder=entry.kind == "folder"
-                )
-                and (not only or _matches(target, only))
-            ]
-            files += [(target, entry, manifest) for target, entry in targets]
-            if targets:
-                entries = tuple(entry for _, entry in targets)
-                needed_parts.append(Part(path_key, manifest, entries))
-        if only and not files:
-            names = ", ".join(map(repr, only))
-            raise DataStoreError(
-                f"nothing in {path!r} has a name such as {names}",
-                hint=f"kt ls {path} shows the names",
-            )
+        files, needed_parts = _select(path, parts, options, only)
         folder, rename = _destination(dest, files)
         root, below = _existing(folder)
         try:
@@ -334,6 +314,41 @@ class _Written:
 
 
 # -------------------------------------------------------------------------------------- placement
+
+
+def _select(
+    path: str,
+    parts: Sequence[tuple[PathKey, Manifest]],
+    options: FilterOptions,
+    only: Sequence[str],
+) -> tuple[list[tuple[str, Entry, Manifest]], list[Part]]:
+    """The entries that a get wants, each with its target, and the parts that have them.
+
+    Raises:
+        DataStoreError: Nothing has one of the names.
+    """
+    files: list[tuple[str, Entry, Manifest]] = []
+    needed_parts: list[Part] = []
+    for path_key, manifest in parts:
+        targets = [
+            (target, entry)
+            for entry in _entries(path_key, manifest)
+            if not options.leaves_out(
+                target := _target(path, path_key, entry), is_folder=entry.kind == "folder"
+            )
+            and (not only or _matches(target, only))
+        ]
+        files += [(target, entry, manifest) for target, entry in targets]
+        if targets:
+            entries = tuple(entry for _, entry in targets)
+            needed_parts.append(Part(path_key, manifest, entries))
+    if only and not files:
+        names = ", ".join(map(repr, only))
+        raise DataStoreError(
+            f"nothing in {path!r} has a name such as {names}",
+            hint=f"kt ls {path} shows the names",
+        )
+    return files, needed_parts
 
 
 def _entries(path_key: PathKey, manifest: Manifest) -> Iterator[Entry]:
