@@ -90,7 +90,7 @@ def teardown(  # noqa: PLR0913  # the documented options
 def _confirm(
     output: Output,
     services: Services,
-    targets: Sequence[WorkloadView],
+    targets: list[WorkloadView],
     count: int | None,
     *,
     is_wide: bool,
