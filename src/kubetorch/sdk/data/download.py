@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from time import sleep
 from typing import NamedTuple
 
 from kubetorch.config import environment
@@ -20,14 +19,14 @@ from kubetorch.datastore.manifests import Entry, Manifest
 from kubetorch.datastore.sources import FilterOptions
 from kubetorch.datastore.transfer import Destination, Receiver
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
-from kubetorch.errors import DataStoreError, KubetorchError, ProtocolError, StorageFullError
-from kubetorch.sdk.data.client import DataClient, ask
+from kubetorch.errors import DataStoreError, KubetorchError
+from kubetorch.sdk.data.client import DataClient, ask, move_undamaged
 from kubetorch.sdk.data.peers import Part, Peers, offer
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.tensor_cache import store_here
 from kubetorch.sdk.data.upload import batches
 from kubetorch.sdk.transport.session import Session
-from kubetorch.sdk.tuning import LIMITS, TIMING
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire.data import FindKeys, PathKey
 
 
@@ -241,18 +240,12 @@ class Download:
             finally:
                 receiver.close()
 
-        for attempt in range(1, LIMITS.data_attempts + 1):
-            try:
-                may_have_deltas = attempt == 1 and not self._session.is_local
-                bases = older_files if may_have_deltas else None
-                return ask(self._session, self._namespace, partial(receive, older_files=bases))
-            except StorageFullError:
-                raise
-            except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
-                if attempt == LIMITS.data_attempts:
-                    raise
-            sleep(TIMING.data_retry_seconds * attempt)
-        raise AssertionError  # the last attempt has returned or raised
+        def ask_once(attempt: int) -> int | None:
+            may_have_deltas = attempt == 1 and not self._session.is_local
+            bases = older_files if may_have_deltas else None
+            return ask(self._session, self._namespace, partial(receive, older_files=bases))
+
+        return move_undamaged(ask_once)
 
 
 def _copied(store: BlobStore, digests: Iterable[str], destination: Destination) -> list[str]:
