@@ -179,7 +179,6 @@ EXCEPTIONS = {
         "datastore/blobs.py: _PIECE_BYTES",
         "datastore/scan.py: _MIB",
         "datastore/scan.py: _READ_BYTES",
-        "datastore/spool.py: _PIECE_BYTES",
         "datastore/transfer.py: _SAMPLED_BYTES",
         "datastore/transfer.py: _SAMPLE_BYTES",
         "datastore/transfer.py: _XOR_BYTES",

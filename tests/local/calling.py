@@ -25,9 +25,12 @@ def route_to(resolve: Resolver, *, ping_after: float = 10.0) -> Iterator[Route]:
         route.close()
 
 
+def target(name: str) -> Target:
+    return Target("default", "service", name, logging=LoggingConfig(level="info"))
+
+
 def caller(route: Route, name: str, **options: Any) -> Caller:
-    target = Target("default", "service", name, logging=LoggingConfig(level="info"))
-    return Caller(target, route, CallOptions(**options))
+    return Caller(target(name), route, CallOptions(**options))
 
 
 @contextmanager

@@ -87,13 +87,13 @@ def call(
             _show_parts("rank", result, output)
             return
         if not isinstance(result, Iterator):
-            _show(result, output)
+            output.result(result)
             return
         for value in result:
             if as_json:
                 output.record(value)
             else:
-                _show(value, output)
+                output.result(value)
 
 
 def _array(words: list[str]) -> str:
@@ -105,13 +105,6 @@ def _array(words: list[str]) -> str:
         except ValueError:
             values.append(word)
     return shlex.quote(json.dumps(values))
-
-
-def _show(value: object, output: Output) -> None:
-    if output.as_json:
-        output.value(value)
-    else:
-        output.text(f"Result: {value}")
 
 
 def _show_parts(kind: str, results: list[object], output: Output) -> None:

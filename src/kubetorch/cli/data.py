@@ -10,8 +10,7 @@ import typer
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import open_session
-from kubetorch.config.settings import config
+from kubetorch.cli.services import open_namespace
 from kubetorch.errors import DataStoreError, ServiceNotFoundError, SpecError
 from kubetorch.sdk.data import buckets, files, store
 from kubetorch.sdk.data.client import ask
@@ -43,11 +42,6 @@ Include = Annotated[
     list[str] | None,
     typer.Option("--include", metavar="PATTERN", help="Take these files in any case."),
 ]
-
-
-def _open(namespace: str | None, output: Output, *, is_changing: bool) -> tuple[Session, str]:
-    chosen: str = names.check_namespace(namespace or config.get("namespace"))
-    return open_session(chosen, output, is_changing=is_changing), chosen
 
 
 def _filters(include: list[str] | None, exclude: list[str] | None) -> str | None:
@@ -101,7 +95,7 @@ def put(  # noqa: PLR0913  # the documented options
     if not sources:
         raise SpecError("nothing to store", hint=f"name a file or folder: kt put {key} --src PATH")
     paths = store.existing_paths(sources)
-    session, chosen = _open(namespace, output, is_changing=True)
+    session, chosen = open_namespace(namespace, output, is_changing=True)
     with Progress("storing", key) as progress:
         new_upload = None
         if "://" in key:
@@ -144,7 +138,7 @@ def get(  # noqa: PLR0913  # the documented options
     output = Output(as_json=as_json)
     if folder is not None and dest is not None:
         raise SpecError(f"two folders get {key!r}: {folder} and {dest}", hint="name one of them")
-    session, chosen = _open(namespace, output, is_changing=False)
+    session, chosen = open_namespace(namespace, output, is_changing=False)
     path = key
     if "://" in key:
         variables = buckets.variables_of(secret, chosen)
@@ -170,7 +164,7 @@ def ls(
 ) -> None:
     """List what is stored below a key; -v shows sizes, ages, versions and who has them."""
     output = Output(as_json=as_json)
-    session, chosen = _open(namespace, output, is_changing=False)
+    session, chosen = open_namespace(namespace, output, is_changing=False)
     rows = ask(session, chosen, lambda client: client.list(key))
     rows.sort(key=lambda row: (not row.is_directory, row.name))
     if as_json:
@@ -220,7 +214,7 @@ def rm(
 ) -> None:
     """Delete a key, or a path in its folder."""
     output = Output(as_json=as_json)
-    session, chosen = _open(namespace, output, is_changing=True)
+    session, chosen = open_namespace(namespace, output, is_changing=True)
     request = RemovePath(path=key, recursive=recursive, is_prefix=prefix)
     deleted = ask(session, chosen, lambda client: client.remove(request)).keys
     if as_json:

@@ -69,11 +69,7 @@ def debug(  # noqa: PLR0913  # its options
     """
     output = Output()
     mode = debugger.DAP if vscode or launch_json else mode
-    DebugConfig(mode, port or debugger.PORT)  # type: ignore[arg-type]  # it is checked there
-    if mode == "pdb-ui" and environment.is_in_pod():
-        raise SpecError("a pod has no browser for pdb-ui", hint="--mode pdb debugs in the terminal")
-    if mode == debugger.DAP:
-        adapter.debugpy_version()
+    _check_mode(mode, port)
     if (commands and not is_all) or (is_all and (mode != "pdb" or call is not None)):
         raise SpecError("--all is for pdb and calls that have stopped, and --command for --all")
     services = Services(namespace, output)
@@ -85,8 +81,7 @@ def debug(  # noqa: PLR0913  # its options
             _debug_all(services, service, _free(stops, properties, service.spec.name), commands)
             return
         stop, pod = _choose(stops, properties, name or service.spec.name, output)
-        path = routes.debug_terminal(stop.session, is_caller=False)
-        attached = terminal.attach(services.session, service, pod, path, mode)
+        attached = _attach_stopped(services, service, stop, pod, mode)
     elif port is None and pod_ip is None:
         attached = _attach_running(services, service, pods, call, rank, mode)
     else:
@@ -99,6 +94,15 @@ def debug(  # noqa: PLR0913  # its options
         terminal.run(attached)
 
 
+def _check_mode(mode: str, port: int | None) -> None:
+    """Refuse a debugger that does not exist, or that this machine cannot show."""
+    DebugConfig(mode, port or debugger.PORT)  # type: ignore[arg-type]  # it is checked there
+    if mode == "pdb-ui" and environment.is_in_pod():
+        raise SpecError("a pod has no browser for pdb-ui", hint="--mode pdb debugs in the terminal")
+    if mode == debugger.DAP:
+        adapter.debugpy_version()
+
+
 def _debug_all(
     services: Services,
     service: WorkloadView,
@@ -109,8 +113,7 @@ def _debug_all(
     with contextlib.ExitStack() as stack:
         terminals = {}
         for stop, pod in stops:
-            path = routes.debug_terminal(stop.session, is_caller=False)
-            attached = terminal.attach(services.session, service, pod, path)
+            attached = _attach_stopped(services, service, stop, pod)
             stack.callback(attached.leave)
             label = pod_label(pod.name, stop.rank)
             terminals[f"{label} {stop.pid}" if label in terminals else label] = attached
@@ -227,6 +230,14 @@ def _choose(
     if other_labels:
         output.note(f"attaching to {_label(matching_stops[0][0])}; others wait: {other_labels}")
     return matching_stops[0]
+
+
+def _attach_stopped(
+    services: Services, service: WorkloadView, stop: DebugView, pod: PodView, mode: str = "pdb"
+) -> terminal.DebugTerminal:
+    """Attach to a call that has stopped."""
+    path = routes.debug_terminal(stop.session, is_caller=False)
+    return terminal.attach(services.session, service, pod, path, mode)
 
 
 def _attach_running(

@@ -75,6 +75,13 @@ class Output:
         indent = 2 if self._stdout.isatty() else None
         _write(self._stdout, _json(value, indent), "plain")
 
+    def result(self, value: object) -> None:
+        """What a call has returned."""
+        if self.as_json:
+            self.value(value)
+        else:
+            self.text(f"Result: {value}")
+
     def record(self, value: object) -> None:
         """Write one of several results, for programs: JSON on a line of stdout."""
         _write(self._stdout, _json(value), "plain")

@@ -77,18 +77,11 @@ def replay(  # noqa: PLR0913  # the documented options
         is_trusted=trust and terminal.is_terminal(sys.stdin),
     ) as call:
         if times == 1:
-            _show(call(replayed.record.codec), output)
+            output.result(call())
             return
-        ends = _count(lambda: call(replayed.record.codec), times, output)
+        ends = _count(call, times, output)
     _report(ends, output)
     raise typer.Exit(0 if set(ends) == {_RETURNED} else 1)
-
-
-def _show(value: object, output: Output) -> None:
-    if output.as_json:
-        output.value(value)
-    else:
-        output.text(f"Result: {value}")
 
 
 def _changes(words: list[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kubetorch.sdk.service_logs import ServiceLogs
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import TIMING
+from kubetorch.specs import names
 from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, Teardown, TokenView, WorkloadView
 
@@ -31,6 +32,14 @@ def open_session(namespace: str, output: Output, *, is_changing: bool) -> Sessio
     elif session.choice.is_doubtful:
         output.warn(f"looking on this machine: {session.choice.why}")
     return session
+
+
+def open_namespace(
+    namespace: str | None, output: Output, *, is_changing: bool
+) -> tuple[Session, str]:
+    """The session, and the checked name of the namespace; the configured one if none is given."""
+    chosen: str = names.check_namespace(namespace or config.get("namespace"))
+    return open_session(chosen, output, is_changing=is_changing), chosen
 
 
 def report_backends(computes: Iterable[Compute], output: Output) -> None:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from kubetorch.cli.args import AsJson, Namespace
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import open_session
-from kubetorch.config.settings import config
+from kubetorch.cli.services import open_namespace
 from kubetorch.datastore import keys
 from kubetorch.datastore.manifests import Manifest
 from kubetorch.errors import DataStoreError, KubetorchError
@@ -20,7 +19,6 @@ from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.data.client import DataClient
 from kubetorch.sdk.data.download import Download
 from kubetorch.sdk.data.progress import Progress
-from kubetorch.specs import names
 from kubetorch.wire.data import CheckedKey, FindKeys, KeySource, KeyView
 
 store_app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -43,8 +41,7 @@ def verify(
 ) -> None:
     """Compare all bytes of keys with their digests: who has which version, whole or not."""
     output = Output(as_json=as_json)
-    chosen: str = names.check_namespace(namespace or config.get("namespace"))
-    session = open_session(chosen, output, is_changing=False)
+    session, chosen = open_namespace(namespace, output, is_changing=False)
     path = keys.check(key)
 
     def verified(controller: Controller) -> list[CheckedKey]:
@@ -104,8 +101,7 @@ def gc(
 ) -> None:
     """Delete blobs that no key, service or result needs; the controller does so twice an hour."""
     output = Output(as_json=as_json)
-    chosen: str = names.check_namespace(namespace or config.get("namespace"))
-    session = open_session(chosen, output, is_changing=not dry_run)
+    session, chosen = open_namespace(namespace, output, is_changing=not dry_run)
     collected = session.ask(
         lambda controller: DataClient(controller, chosen).collect(is_dry=dry_run)
     )

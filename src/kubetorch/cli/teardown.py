@@ -72,34 +72,46 @@ def teardown(  # noqa: PLR0913  # the documented options
     output.report(f"{doing} {subject}...")
     if target is not None:
         targets = _targeted(services, target, exact_match=exact_match)
-    elif namespace_wide:
-        targets = services.all()
     else:
-        targets = _own_services(services, output, prefix)
+        targets = services.all() if namespace_wide else _own_services(services, output, prefix)
     if not targets:
         _report_nothing(output, target, services, yes=yes)
         return
     if not yes or namespace_wide:
-        _report_targets(output, services, targets)
-    if namespace_wide:
-        _check_count(output, services.namespace, len(targets), count, is_asked=not yes)
-    elif not yes:
-        output.confirm(f"Delete {_count(targets)}?")
+        _confirm(output, services, targets, count, is_wide=namespace_wide, is_asked=not yes)
     teardowns = _delete(services, targets, output, force=force)
     if as_json:
-        remaining = {end.deleted: end.remaining for end in teardowns if end.remaining}
-        keys = {end.deleted: end.keys for end in teardowns if end.keys}
-        details = {name: detail for name, detail in (("left", remaining), ("keys", keys)) if detail}
-        output.value({"deleted": [end.deleted for end in teardowns], **details})
+        output.value(_summary(teardowns))
     if len(teardowns) < len(targets):
         raise typer.Exit(1)
     output.report("Teardown completed successfully", "green")
 
 
-def _report_targets(output: Output, services: Services, targets: Sequence[WorkloadView]) -> None:
+def _confirm(
+    output: Output,
+    services: Services,
+    targets: list[WorkloadView],
+    count: int | None,
+    *,
+    is_wide: bool,
+    is_asked: bool,
+) -> None:
+    """List the services that are to be deleted, and ask; for all of a namespace for the number."""
     for service in targets:
         owner = _owner_text(services, service)
         output.report(f"  • {views.mode(service)} {service.spec.name}{owner}")
+    if is_wide:
+        _check_count(output, services.namespace, len(targets), count, is_asked=is_asked)
+    else:
+        output.confirm(f"Delete {_count(targets)}?")
+
+
+def _summary(teardowns: Sequence[Teardown]) -> dict[str, object]:
+    """The deleted services for a program, with what stays of them and the keys that ended."""
+    remaining = {end.deleted: end.remaining for end in teardowns if end.remaining}
+    keys = {end.deleted: end.keys for end in teardowns if end.keys}
+    details = {name: detail for name, detail in (("left", remaining), ("keys", keys)) if detail}
+    return {"deleted": [end.deleted for end in teardowns], **details}
 
 
 def _own_services(services: Services, output: Output, prefix: str | None) -> list[WorkloadView]:

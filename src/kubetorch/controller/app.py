@@ -148,6 +148,17 @@ class App:
         await exchange.refuse(failure.status, failure.to_json())
 
 
+def _server(app: App, relay: Relay) -> Server:
+    """The server of requests, sessions of pods and tunnels to pods."""
+    sessions = websocket.upgrader(app.accept, max_message=LIMITS.session_message_bytes)
+    upgrade = proxy.tunnels(
+        lambda request: relay.locate(request.raw_path, request.headers) is not None,
+        relay.open,
+        sessions,
+    )
+    return Server(app, upgrade=upgrade)
+
+
 class Controller:
     def __init__(  # noqa: PLR0913  # its collaborators
         self,
@@ -190,21 +201,12 @@ class Controller:
         self._buckets = Buckets(self._data, blob_stores, environ or {})
         self.workloads.on_torn_down = self._data.end_service
         self._recovery = BlobRecovery(blob_stores, clock)
-        self._garbage = GarbageCollector(
-            blob_stores,
-            specs=lambda: [*self.workloads.specs(), *calls.replays.specs()],
-            results=calls.results,
-            manifests=self._data.manifests,
-            refresh=self._data.refresh,
-            expire=calls.expire,
-            clock=clock,
-        )
+        self._garbage = self._garbage_collector(calls, blob_stores)
         blob_stores.on_full = self._garbage.hurry
-        table = self._routes(calls, blob_stores, hosts, stop)
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time, hosts=hosts)
         self.app = App(
-            table,
+            self._routes(calls, blob_stores, hosts, stop),
             self._access,
             relay,
             new_session=self._new_session,
@@ -212,13 +214,18 @@ class Controller:
             # The local service has one user.
             audit=None if stop is not None else Audit(clock.time),
         )
-        sessions = websocket.upgrader(self.app.accept, max_message=LIMITS.session_message_bytes)
-        upgrade = proxy.tunnels(
-            lambda request: relay.locate(request.raw_path, request.headers) is not None,
-            relay.open,
-            sessions,
+        self._server = _server(self.app, relay)
+
+    def _garbage_collector(self, calls: Calls, blob_stores: BlobStores) -> GarbageCollector:
+        return GarbageCollector(
+            blob_stores,
+            specs=lambda: [*self.workloads.specs(), *calls.replays.specs()],
+            results=calls.results,
+            manifests=self._data.manifests,
+            refresh=self._data.refresh,
+            expire=calls.expire,
+            clock=self._clock,
         )
-        self._server = Server(self.app, upgrade=upgrade)
 
     def _routes(
         self,

@@ -149,16 +149,8 @@ class Buckets:
         put = msgspec.structs.replace(push.put, key=address.key, publisher=None)
         return self._begin((object(),), namespace, address, options, creator, put=put).follow()
 
-    def _begin(
-        self,
-        identity: tuple[object, ...],
-        namespace: str,
-        address: Address,
-        options: dict[str, str],
-        creator: str,
-        *,
-        put: PutKey | None = None,
-    ) -> _Run:
+    def _check_room(self, namespace: str) -> None:
+        """Refuse a run that would be one too many, here or for its namespace."""
         if len(self._runs) >= LIMITS.bucket_runs:
             raise DataStoreError(
                 f"{len(self._runs)} addresses are being pulled or written to in this cluster; a "
@@ -172,6 +164,18 @@ class Buckets:
                 f"a namespace may have {LIMITS.bucket_runs_of_namespace} at once",
                 hint="try again when some of them have ended",
             )
+
+    def _begin(
+        self,
+        identity: tuple[object, ...],
+        namespace: str,
+        address: Address,
+        options: dict[str, str],
+        creator: str,
+        *,
+        put: PutKey | None = None,
+    ) -> _Run:
+        self._check_room(namespace)
         slots = self._slots_of_namespaces.setdefault(
             namespace, asyncio.Semaphore(LIMITS.bucket_programs_of_namespace)
         )

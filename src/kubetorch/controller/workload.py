@@ -68,6 +68,12 @@ class WorkloadServices(msgspec.Struct, frozen=True):
     on_lost: Callable[[Workload, Mapping[str, messages.Ending]], None]
 
 
+def _rollout(record: WorkloadRecord) -> Rollout:
+    """The rollout of a workload, as it was recorded."""
+    failure = exceptions.parse_json(record.failure.encode()) if record.failure else None
+    return Rollout(wanted_generation=record.generation, good=record.good, failure=failure)
+
+
 class Workload:
     def __init__(
         self,
@@ -89,10 +95,7 @@ class Workload:
         self._specs = {generation.number: generation.spec for generation in generations}
         self._grants = {generation.number: generation.grant for generation in generations}
         self._services = shared
-        failure = exceptions.parse_json(record.failure.encode()) if record.failure else None
-        self._rollout = Rollout(
-            wanted_generation=record.generation, good=record.good, failure=failure
-        )
+        self._rollout = _rollout(record)
         self._sessions: dict[str, PodSession] = {}
         self._reports: dict[str, PodReport] = {}
         self._deploys = PendingDeploys(shared.clock)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from kubetorch.datastore import addresses, buckets, manifests
+from kubetorch.datastore import addresses, buckets, chunks, manifests
 from kubetorch.datastore.addresses import Address
 from kubetorch.datastore.blobs import BlobStore, Room, digest_of
 from kubetorch.datastore.manifests import Chunk, Entry, Manifest
@@ -260,14 +260,7 @@ def _cut(block: memoryview) -> Iterator[memoryview]:
     if len(block) <= LIMITS.smallest_chunk_bytes:
         yield from [block] if block else []
         return
-    import pyfastcdc  # noqa: PLC0415  # 20 ms, for objects of more than a chunk
-
-    cutter = pyfastcdc.FastCDC(
-        LIMITS.usual_chunk_bytes,
-        min_size=LIMITS.smallest_chunk_bytes,
-        max_size=LIMITS.largest_chunk_bytes,
-    )
-    for chunk in cutter.cut_buf(block):
+    for chunk in chunks.content_cutter().cut_buf(block):
         yield block[chunk.offset : chunk.offset + chunk.length]
 
 

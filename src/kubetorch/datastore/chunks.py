@@ -13,10 +13,13 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubetorch.datastore import safetensors
 from kubetorch.datastore.tuning import LIMITS
+
+if TYPE_CHECKING:
+    import pyfastcdc
 
 _BLOCK_BYTES = 512
 
@@ -84,14 +87,19 @@ def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int, bool]]:
         yield position, size, False
 
 
-def _cut_content(descriptor: int, begin: int, end: int) -> Iterator[Cut]:
+def content_cutter() -> pyfastcdc.FastCDC:
+    """Cuts content where its bytes say: equal stretches of two files become equal chunks."""
     import pyfastcdc  # noqa: PLC0415  # 20 ms, for files of more than a chunk
 
-    cutter = pyfastcdc.FastCDC(
+    return pyfastcdc.FastCDC(
         LIMITS.usual_chunk_bytes,
         min_size=LIMITS.smallest_chunk_bytes,
         max_size=LIMITS.largest_chunk_bytes,
     )
+
+
+def _cut_content(descriptor: int, begin: int, end: int) -> Iterator[Cut]:
+    cutter = content_cutter()
     pending: memoryview | bytes = b""
     position = begin
     while position < end or pending:

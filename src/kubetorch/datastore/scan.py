@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +37,6 @@ from blake3 import blake3
 from kubetorch.datastore import scan_cache, trees
 from kubetorch.datastore.ignore_rules import IGNORE_FILES, IgnoreRules
 from kubetorch.datastore.scan_cache import FileRecord, FolderRecord, ListingCache
-from kubetorch.datastore.spool import Spool
 from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
@@ -192,7 +194,7 @@ class Walk:
             with os.scandir(visit.disk_path) as entries:
                 for entry in entries:
                     name = entry.name
-                    if not name.isascii() and not _is_text(name):
+                    if not name.isascii() and not trees.is_text(name):
                         self.warnings.append(
                             f"{visit.path or '.'}/{name!a} does not travel: its name is not UTF-8"
                         )
@@ -417,14 +419,6 @@ def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def unreadable(path: str, error: OSError) -> SpecError:
     return SpecError(
         f"{path} cannot be read: {error.strerror}",
@@ -437,6 +431,58 @@ _READ_BYTES = 1024 * 1024
 
 class FileChangedError(DataStoreError):
     """A file is not what it was when the project was scanned: scan again."""
+
+
+class Spool:
+    """Copies of files that may change between the scan that reads them and the upload.
+
+    They lie one behind the other in one temporary file.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(LIMITS.spool_memory_bytes)  # noqa: SIM115  # as long as it
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        #: Offset and length of each copy in the file, by digest.
+        self._extents: dict[str, tuple[int, int]] = {}
+        #: Where the next copy begins.
+        self._end_offset = 0
+        #: Bytes of the copy that is being written.
+        self._written_bytes = 0
+        #: True once the disk was full: later files are not copied.
+        self._is_full = False
+
+    def begin(self) -> None:
+        """Begin a copy; it overwrites the copy before it, unless that was kept."""
+        self._written_bytes = 0
+        self._file.seek(self._end_offset)
+
+    def write(self, piece: bytes) -> None:
+        try:
+            self._file.write(piece)
+        except OSError:  # no disk space: the upload sends the file itself, if it has not changed
+            self._is_full = True
+        self._written_bytes += len(piece)
+
+    def keep(self, digest: str) -> None:
+        """Keep the copy, which is complete."""
+        if not self._is_full and digest not in self._extents:
+            self._extents[digest] = (self._end_offset, self._written_bytes)
+            self._end_offset += self._written_bytes
+
+    def pieces(self, digest: str) -> Iterator[bytes] | None:
+        """The pieces of a copy; `None` if there is no copy with this digest."""
+        extent = self._extents.get(digest)
+        return None if extent is None else self._pieces(*extent)
+
+    def _pieces(self, begin: int, size: int) -> Iterator[bytes]:
+        end = begin + size
+        while begin < end:
+            with self._lock:
+                self._file.seek(begin)
+                piece = self._file.read(min(end - begin, _MIB))
+            begin += len(piece)
+            yield piece
 
 
 @dataclass(eq=False)

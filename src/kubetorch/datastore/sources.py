@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kubetorch.datastore.ignore_rules import IgnoreRules, Patterns, parse_filters
 from kubetorch.datastore.manifests import EntryKind
-from kubetorch.datastore.trees import target_fault
+from kubetorch.datastore.trees import is_text, target_fault
 from kubetorch.errors import SpecError
 
 
@@ -121,7 +121,7 @@ class Walk:
             return  # it vanished, as if it had a moment before
         for entry in entries:
             name = entry.name
-            if not name.isascii() and not _is_text(name):
+            if not name.isascii() and not is_text(name):
                 self.warnings.append(f"{folder or '.'}/{name!a} is left out: its name is not UTF-8")
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
@@ -167,14 +167,6 @@ class Walk:
         if real == root or real.startswith(f"{root}/"):
             return os.path.relpath(os.path.relpath(real, root), os.path.dirname(path) or ".")
         return None
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def unreadable(path: str, error: OSError) -> SpecError:

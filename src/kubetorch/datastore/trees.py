@@ -162,6 +162,15 @@ def _folders(paths: Iterable[str]) -> set[str]:
     return folders
 
 
+def is_text(name: str) -> bool:
+    """False for a name of bytes that are no UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def path_fault(path: str) -> str | None:
     """Why a path leaves its tree or cannot be written, in words; `None` for a right path."""
     if _PLAIN_PATH.fullmatch(path):

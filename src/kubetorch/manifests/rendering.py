@@ -178,17 +178,7 @@ def render(
     _carry_selector(workload, compute)
     _label(workload.templates, workload_labels, selected=_selected(manifest))
     scheduling.queue_as_group(workload, compute)
-    if kind == _DEPLOYMENT:
-        # Pods of two templates would answer one call together. The default is written too: an
-        # earlier deploy may have set the other strategy.
-        several = replicas.read(workload) > 1
-        strategy = "Recreate" if several else "RollingUpdate"
-        manifest["spec"].setdefault("strategy", {"type": strategy})
-    if kind == _STATEFUL_SET:
-        _name_pods(manifest)
-    if kind == _CRON_JOB:
-        # Pods that serve do not end, so each run would add to those of all before it.
-        manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
+    _fill_object(workload)
     if scaling is not None:
         _leave_to_scaler(workload, scaling)
     workload.write_templates()
@@ -200,6 +190,22 @@ def render(
             hint="leave it out; .autoscale(min_scale=..., max_scale=...) bounds the number",
         )
     return rendered
+
+
+def _fill_object(workload: WorkloadManifest) -> None:
+    """Fill in how the kind replaces and names its pods, where the user's object does not say."""
+    manifest = workload.object
+    if workload.kind == _DEPLOYMENT:
+        # Pods of two templates would answer one call together. The default is written too: an
+        # earlier deploy may have set the other strategy.
+        several = replicas.read(workload) > 1
+        strategy = "Recreate" if several else "RollingUpdate"
+        manifest["spec"].setdefault("strategy", {"type": strategy})
+    if workload.kind == _STATEFUL_SET:
+        _name_pods(manifest)
+    if workload.kind == _CRON_JOB:
+        # Pods that serve do not end, so each run would add to those of all before it.
+        manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
 
 
 def _leave_to_scaler(workload: WorkloadManifest, scaling: AutoscalingSpec) -> None:

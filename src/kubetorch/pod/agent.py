@@ -342,22 +342,7 @@ class Agent:
         self._keepalive = KnativeKeepAlive(
             self._streams.has_unseen_call, guard.own_token, self._environ
         )
-        self._app_names = AppNames(pod.namespace, pod.workload)
-        self._forwarder = RequestForwarder(
-            pod_name=pod.pod,
-            members=self._members,
-            token=guard.own_token,
-            load=lambda: self._calls.running + self._apps.busy,
-            takes_turns=pod.backend == "local",
-            is_on=not self._keepalive.is_on_knative,
-        )
-        gate = self._gate = AppProxy(
-            pod_name=pod.pod,
-            guard=guard,
-            host=self._apps,
-            names=self._app_names,
-            forwarder=self._forwarder,
-        )
+        self._make_app_proxy()
         self._debug_sessions = DebugSessions(
             pod_name=pod.pod,
             namespace=pod.namespace,
@@ -376,7 +361,7 @@ class Agent:
             supervisor=self._supervisor,
             workers=self._workers,
             apps=self._apps,
-            gate=gate,
+            gate=self._gate,
             log=self._log,
             forwarder=self._forwarder,
             debug_sessions=self._debug_sessions,
@@ -392,8 +377,28 @@ class Agent:
         self._server = http_server.Server(
             app,
             upgrade=proxy.tunnels(
-                lambda request: gate.has_path(request.raw_path), gate.open, upgrade
+                lambda request: self._gate.has_path(request.raw_path), self._gate.open, upgrade
             ),
+        )
+
+    def _make_app_proxy(self) -> None:
+        """What leads requests to the apps of this pod, and of others that are less busy."""
+        pod, guard = self._pod, self._guard
+        self._app_names = AppNames(pod.namespace, pod.workload)
+        self._forwarder = RequestForwarder(
+            pod_name=pod.pod,
+            members=self._members,
+            token=guard.own_token,
+            load=lambda: self._calls.running + self._apps.busy,
+            takes_turns=pod.backend == "local",
+            is_on=not self._keepalive.is_on_knative,
+        )
+        self._gate = AppProxy(
+            pod_name=pod.pod,
+            guard=guard,
+            host=self._apps,
+            names=self._app_names,
+            forwarder=self._forwarder,
         )
 
     def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:

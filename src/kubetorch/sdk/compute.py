@@ -261,10 +261,14 @@ class Compute:
                 setattr(self, name, value)
             else:
                 add(value)
+        self._pass_on_debug_mode()
+        self._finish()
+
+    def _pass_on_debug_mode(self) -> None:
+        """Let the pods debug as the variable of this program says."""
         debug_mode = os.environ.get(debugger.MODE)
         if debug_mode and debugger.MODE not in self.env_vars:
             self.add_env_vars({debugger.MODE: debug_mode})
-        self._finish()
 
     def _begin(
         self,

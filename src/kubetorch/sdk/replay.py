@@ -5,7 +5,8 @@
 
 The arguments are sent as they were, and are not decoded here, so classes of the user need not exist
 here. On this machine the call runs on the local backend, whatever is configured, in a
-service of its own, which is deleted afterwards.
+service of its own, which is deleted afterwards. The service has no `Fn` or `Cls`: a handle of
+spawned calls, which those need, leads here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import logging
 import os
 import secrets
 import sys
@@ -22,23 +24,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kubetorch.config.settings import config
 from kubetorch.datastore import trees
-from kubetorch.errors import KubetorchError, SerializationError, SpecError, UnauthorizedError
+from kubetorch.errors import (
+    KubetorchError,
+    SerializationError,
+    ServiceNotFoundError,
+    SpecError,
+    UnauthorizedError,
+)
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend
-from kubetorch.sdk.calls import options, target
-from kubetorch.sdk.calls.caller import Caller
-from kubetorch.sdk.cls import Cls
-from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.calls import blocking, target
+from kubetorch.sdk.calls.attempts import Invocation
+from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.source import Placement, Source, find_project, working_directory
-from kubetorch.sdk.fn import Fn
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import call_records, codecs, values
 from kubetorch.wire.call_records import Record
-from kubetorch.wire.messages import RecordView
+from kubetorch.wire.codecs import Segment
+from kubetorch.wire.messages import RecordView, WorkloadView
+
+log = logging.getLogger(__name__)
 
 #: The code that a replay on this machine runs: that of the call, or that of the working directory.
 Code = Literal["recorded", "here"]
@@ -176,21 +188,18 @@ class Replay:
         if in_pod:
             spec = self.view.spec
             view = self.session.get_workload(spec.namespace, spec.name)
-            called = Caller(
-                target.describe(view, self.record.method, None, spec.compute.logging),
-                backend.route(self.session, spec.namespace, spec.name),
-                options.CallOptions(post_mortem=post_mortem),
-            )
+            options = CallOptions(post_mortem=post_mortem)
             takes_pickle = is_trusted or self.session.is_local
-            yield _RecordedCall(called, self._arguments(changes, None), takes_pickle)
+            arguments = self._arguments(changes, None)
+            yield _RecordedCall(self, self.session, view, options, arguments, takes_pickle)
             return
         with contextlib.ExitStack() as stack:
             folder = _find_project(self.view) if code == "here" else self._fetch_code(stack)
             source = _RecordedSource(self.view.spec.callable, folder)
-            segments = self._arguments(changes, Path(source.file()[0] or ""))
-            handle = self._deploy(source, stack)
-            called = handle._make_caller(self.record.method)
-            yield _RecordedCall(called.options(post_mortem=post_mortem), segments)
+            arguments = self._arguments(changes, Path(source.file()[0] or ""))
+            session, view = self._deploy(source, stack)
+            options = CallOptions(stream_logs=False, post_mortem=post_mortem)
+            yield _RecordedCall(self, session, view, options, arguments)
 
     def _fetch_code(self, stack: contextlib.ExitStack) -> Path:
         """Bring the code of the generation that ran the call into a folder."""
@@ -216,25 +225,32 @@ class Replay:
         )
         return folder
 
-    def _deploy(self, source: Source, stack: contextlib.ExitStack) -> Fn[..., Any] | Cls[Any]:
-        """Make a service of this machine that runs the code."""
-        spec, arguments = self.view.spec, None
+    def _deploy(self, source: Source, stack: contextlib.ExitStack) -> tuple[Session, WorkloadView]:
+        """Make a service of this machine that runs the code; also its session."""
+        spec, init_args = self.view.spec, None
         if spec.init_args is not None:
             stored = self.session.ask(
                 lambda controller: controller.get_blob(spec.init_args or "", spec.namespace)
             )
-            arguments = codecs.decode_arguments(json.loads(stored), "__main__")
+            init_args = codecs.decode_arguments(json.loads(stored), "__main__")
         stack.enter_context(backend.on_this_machine())
-        # Replays of one call may run at one time.
-        name = f"replay-{self.view.call.id[:8]}-{secrets.token_hex(2)}"
-        handle = Cls[Any](name) if spec.callable.kind == "cls" else Fn[..., Any](name)
-        handle._source, handle._is_named = source, True
-        handle.prefix_username = False
-        handle._record = "none"
-        compute = Compute.from_spec(_local_spec(spec.compute, self.view.variables))
-        stack.callback(_delete, handle)
-        handle.to(compute, init_args=arguments, stream_logs=False, replace=True)
-        return handle
+        session = backend.session()
+        replay_spec = WorkloadSpec(
+            namespace=config.namespace,
+            # Replays of one call may run at one time.
+            name=f"replay-{self.view.call.id[:8]}-{secrets.token_hex(2)}",
+            callable=source.ref(),
+            compute=_local_spec(spec.compute, self.view.variables),
+            username=config.username,
+            prefix_username=config.prefix_username,
+        )
+        stack.callback(_delete, session, replay_spec)
+        order = deploy.Order(
+            source, replay_spec, init_args, stream_logs=False, replace=True, is_named=True
+        )
+        view = deploy.begin(order, session).run()
+        backend.remember(session, view)
+        return session, view
 
     def _arguments(self, changes: Mapping[str, Any], file: Path | None) -> list[memoryview]:
         """The segments of the arguments, with changes."""
@@ -265,19 +281,35 @@ class Replay:
 
 
 class _RecordedCall:
-    """A call with the arguments of the record."""
+    """A call of a service with the arguments of the record."""
 
     def __init__(
-        self, caller: Caller, segments: Sequence[memoryview], takes_pickle: bool = True
+        self,
+        replayed: Replay,
+        session: Session,
+        view: WorkloadView,
+        options: CallOptions,
+        arguments: Sequence[Segment],
+        takes_pickle: bool = True,
     ) -> None:
-        self._caller = caller
-        self._segments = segments
+        self._codec = replayed.record.codec
+        self._target = target.describe(
+            view, replayed.record.method, None, view.spec.compute.logging
+        )
+        self._route = backend.route(session, view.spec.namespace, view.spec.name)
+        self._options = options
+        self._arguments = arguments
         self._takes_pickle = takes_pickle
 
-    def __call__(self, codec: str) -> Any:  # noqa: ANN401  # the user's own value
+    def __call__(self) -> Any:  # noqa: ANN401  # the user's own value
         """Make the call; a generator runs to its end."""
-        value = self._caller.run_encoded(codec, self._segments, takes_pickle=self._takes_pickle)
-        return list(value) if isinstance(value, Iterator) else value
+        invocation = Invocation(self._target, self._route, self._options, (), {})
+        invocation.replace_arguments(self._codec, self._arguments)
+        invocation.takes_pickle = self._takes_pickle
+        done = blocking.run(invocation)
+        if done.error is not None:
+            raise done.error
+        return list(done.value) if isinstance(done.value, Iterator) else done.value
 
 
 def replay(
@@ -298,12 +330,16 @@ def replay(
     with replayed.recorded_call(
         in_pod=in_pod, code=code, changes=changes, is_trusted=trust and has_terminal
     ) as call:
-        return call(replayed.record.codec)
+        return call()
 
 
-def _delete(handle: Fn[..., Any] | Cls[Any]) -> None:
-    with contextlib.suppress(KubetorchError):
-        handle.teardown()
+def _delete(session: Session, spec: WorkloadSpec) -> None:
+    try:
+        backend.delete(session, spec.namespace, spec.name)
+    except ServiceNotFoundError:  # the deploy has failed
+        return
+    except KubetorchError as error:
+        log.warning("%s could not be torn down: %s", spec.name, error)
 
 
 def _find_project(view: RecordView) -> Path:

@@ -36,13 +36,12 @@ from kubetorch.k8s.watching import Change
 from kubetorch.lib import deadlines, websocket, websocket_protocol
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.manifests import pod_security
 from kubetorch.sdk.calls import stream
 from kubetorch.sdk.transport.port_forward import PortForwardTransport
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS, TIMING
-from kubetorch.wire import exceptions, messages, pod_commands, routes
+from kubetorch.wire import messages, pod_commands, routes
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.pod_commands import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
@@ -83,21 +82,7 @@ def run(
     show: Show = _show,
 ) -> int:
     """Run a shell in a pod on this program's standard streams; its exit code."""
-    token = session.own_token(view)
-    url = session.address(view, pod)
-    if not url:
-        raise AgentDiedError(pod.name, "no agent of the pod answers")
-    headers = {routes.AUTHORIZATION: f"Bearer {token}"}
-    try:
-        upgraded, rest = stream.dial(
-            url,
-            routes.SHELL,
-            headers,
-            timeout=TIMING.shell_accept_seconds,
-            transport=session.transport,
-        )
-    except UpgradeRefusedError as error:
-        raise exceptions.rebuild(exceptions.parse_json(error.body)) from error
+    upgraded, rest = stream.dial_agent(session, view, pod, routes.SHELL)
     return asyncio.run(_run(pod, upgraded, rest, command, show))
 
 

@@ -396,9 +396,9 @@ def _encode_pickle(value: object, root: str) -> list[Segment]:
         return [stream, *(buffer.raw() for buffer in buffers)]
 
 
-def write_pickle(file: Writer, value: object, root: str = "result") -> None:
+def write_pickle(file: Writer, value: object) -> None:
     """Pickle a value into a file as it comes, so that memory for the whole is not needed."""
-    with _explaining(value, root):
+    with _explaining(value, "result"):
         pickle.Pickler(file, protocol=5).dump(value)
 
 

@@ -16,9 +16,12 @@ import pytest
 import kubetorch as kt
 from agent_harness import AgentProcess, FakeController
 from kubetorch.errors import SerializationError
+from kubetorch.sdk.calls import blocking
+from kubetorch.sdk.calls.attempts import Invocation
+from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.wire import codecs, frames
 from kubetorch.wire.frames import Kind
-from tests.local.calling import caller, route_to
+from tests.local.calling import caller, route_to, target
 from tests.local.scripted_agent import Call, ScriptedAgent
 from tests.local.user_project import UserProject
 
@@ -384,6 +387,10 @@ def test_a_pod_that_answers_with_a_pickle_is_not_believed():
         for codec in ("json", "none"):
             with pytest.raises(SerializationError, match="has not asked for"):
                 caller(route, "bomb", serialization=codec)()
-        arguments = codecs.encode("pickle", {"args": (), "kwargs": {}})
-        with pytest.raises(SerializationError, match=r"(?s)has not asked for.*kt replay --trust"):
-            caller(route, "bomb").run_encoded("pickle", arguments, takes_pickle=False)
+        invocation = Invocation(target("bomb"), route, CallOptions(), (), {})
+        invocation.replace_arguments("pickle", codecs.encode("pickle", {"args": (), "kwargs": {}}))
+        invocation.takes_pickle = False
+        refusal = blocking.run(invocation).error
+        assert isinstance(refusal, SerializationError)
+        assert "has not asked for" in str(refusal)
+        assert "kt replay --trust" in str(refusal)

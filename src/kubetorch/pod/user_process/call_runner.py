@@ -432,7 +432,7 @@ class CallRunner:
             payload = memoryview(self.agent.payload(frame))
             segments = codecs.split(payload, sizes)
         except (OSError, SerializationError) as error:
-            self._send_failure(frame.call, error, started=False)
+            self.agent.send(protocol.ERROR, frame.call, self._failure(error, started=False))
             return None
         call = RunningCall(
             frame.call,
@@ -770,18 +770,9 @@ class CallRunner:
         self.pipe.finish(call.number)
         call.finish_progress()
 
-    def _send_failure(
-        self,
-        number: int,
-        error: BaseException,
-        *,
-        started: bool,
-        retry_on: Sequence[str] = (),
-    ) -> None:
-        failure = self._failure(error, started=started, retry_on=retry_on)
-        self.agent.send(protocol.ERROR, number, failure)
-
-    def _failure(self, error: BaseException, *, started: bool, retry_on: Sequence[str]) -> bytes:
+    def _failure(
+        self, error: BaseException, *, started: bool, retry_on: Sequence[str] = ()
+    ) -> bytes:
         failure = exceptions.describe(error, pod_name=self.pod_name, started=started, skip=CODE)
         is_named = bool(retry_on) and retries.repeats(type(error), retry_on, self.modules)
         if is_named and (started or introspection.is_a(error, SerializationError)):

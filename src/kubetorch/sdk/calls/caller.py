@@ -11,19 +11,17 @@ caller.options(timeout=10)        a caller with other options
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kubetorch.sdk.calls import blocking, broadcast, handles
 from kubetorch.sdk.calls import map as maps
-from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target, Yielded
+from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target
 from kubetorch.sdk.calls.call import (
     Call,
     RankAsyncIterator,
-    RankIterator,
     RemoteAsyncIterator,
-    RemoteIterator,
     Rounds,
 )
 from kubetorch.sdk.calls.handles import CallHandle
@@ -32,7 +30,6 @@ from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
 from kubetorch.specs import hints
 from kubetorch.wire import introspection
-from kubetorch.wire.codecs import Segment
 
 __all__ = ["Caller", "Target"]
 
@@ -86,49 +83,11 @@ class Caller:
         if options.async_:
             return self._await(options, args, kwargs)
         blocking.warn_in_loop(f"{target.name}(...)", f"await {target.name}(..., async_=True)")
-        done = self._run(Invocation(target, self._route, options, args, kwargs))
+        done = blocking.run(Invocation(target, self._route, options, args, kwargs))
         # Raised here, so that a traceback has one frame of this package.
         if done.error is not None:
             raise done.error
         return done.value
-
-    def run_encoded(
-        self, codec: str, segments: Sequence[Segment], *, takes_pickle: bool = True
-    ) -> Any:  # noqa: ANN401  # as above
-        """Call it with arguments that another program has encoded."""
-        invocation = Invocation(self._target, self._route, self._options, (), {})
-        invocation.replace_arguments(codec, segments)
-        invocation.takes_pickle = takes_pickle
-        done = self._run(invocation)
-        if done.error is not None:
-            raise done.error
-        return done.value
-
-    def _run(self, invocation: Invocation) -> Done:
-        """What became of a call; the value of a generator's is an iterator."""
-        target = self._target
-        if invocation.broadcast is not None:
-            return self._broadcast(invocation)
-        call = Call(invocation)
-        if target.kind != "function" and not target.is_distributed:
-            call.open()
-            return Done(RemoteIterator(call))
-        step = call.next()
-        if isinstance(step, Yielded):
-            return Done(_iterators(call, step))
-        if target.logging.shutdown_grace_period:
-            self._route.pause(target.logging.shutdown_grace_period)
-        if step.is_streamed and step.error is None:
-            return Done(_iterators(call, step))
-        return step
-
-    def _broadcast(self, invocation: Invocation) -> Done:
-        if self._target.kind != "function":
-            return Done(broadcast.iterate(invocation))
-        done = broadcast.call(invocation)
-        if self._target.logging.shutdown_grace_period:
-            self._route.pause(self._target.logging.shutdown_grace_period)
-        return done
 
     def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
         invocation = Invocation(self._target, self._route, options, args, kwargs)
@@ -278,14 +237,6 @@ async def _value_of(call: Call) -> Any:  # noqa: ANN401  # the user's own value
         rounds = Rounds(call, step)
         return [RankAsyncIterator(rounds, rank) for rank in rounds.ranks]
     return RemoteAsyncIterator(call, step)
-
-
-def _iterators(call: Call, first: Done | Yielded) -> RemoteIterator | list[RankIterator]:
-    """The values of a generator; of a distributed service an iterator for each rank."""
-    if isinstance(first.value, RankValues):
-        rounds = Rounds(call, first)
-        return [RankIterator(rounds, rank) for rank in rounds.ranks]
-    return RemoteIterator(call, first)
 
 
 async def _values_of(invocation: Invocation) -> Any:  # noqa: ANN401  # the user's own values

@@ -25,7 +25,7 @@ from _queue import Empty, SimpleQueue
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
 from kubetorch.lib import processes, websocket_protocol
 from kubetorch.lib.memory_files import MemoryFile
+from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.sdk.calls.stream_files import StreamFiles
 from kubetorch.sdk.calls.stream_references import StreamReferences
 from kubetorch.sdk.calls.stream_writer import (
@@ -49,10 +50,14 @@ from kubetorch.sdk.calls.stream_writer import (
 )
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 from kubetorch.sdk.tuning import LIMITS, TIMING
-from kubetorch.wire import calls, codecs, frames, versions
+from kubetorch.wire import calls, codecs, exceptions, frames, routes, versions
 from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Inbox, Kind
 from kubetorch.wire.references import VALUES, Content, Named
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.transport.session import Session
+    from kubetorch.wire.messages import PodView, WorkloadView
 
 _CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
 _META_BYTES = wire_tuning.LIMITS.meta_bytes
@@ -108,6 +113,30 @@ def dial(
         connection.close()
         raise
     return connection, handshake.rest
+
+
+def dial_agent(
+    session: Session,
+    view: WorkloadView,
+    pod: PodView,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[socket.socket, bytes]:
+    """As `dial`, to the agent of a pod, with the token for acts of the workload's owner in it."""
+    token = session.own_token(view)
+    url = session.address(view, pod)
+    if not url:
+        raise AgentDiedError(pod.name, "no agent of the pod answers")
+    try:
+        return dial(
+            url,
+            path,
+            {routes.AUTHORIZATION: f"Bearer {token}", **(headers or {})},
+            timeout=TIMING.shell_accept_seconds,
+            transport=session.transport,
+        )
+    except UpgradeRefusedError as error:
+        raise exceptions.rebuild(exceptions.parse_json(error.body)) from error
 
 
 def _receive(

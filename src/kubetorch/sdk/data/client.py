@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
@@ -13,7 +14,12 @@ from msgspec.structs import replace
 from kubetorch.config import environment
 from kubetorch.datastore import keys, publications
 from kubetorch.datastore.publications import Extents
-from kubetorch.errors import DataStoreError
+from kubetorch.errors import (
+    DataStoreError,
+    ProtocolError,
+    StorageFullError,
+    StoreUnavailableError,
+)
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.tuning import LIMITS, TIMING
@@ -221,6 +227,25 @@ class DataClient:
 def ask(session: Session, namespace: str, question: Callable[[DataClient], _T]) -> _T:
     """Ask the data store something that may be asked twice."""
     return session.ask(lambda controller: question(DataClient(controller, namespace)))
+
+
+def move_undamaged(
+    move: Callable[[int], _T], *, final: tuple[type[DataStoreError], ...] = ()
+) -> _T:
+    """Move blobs, and again if they are damaged on their way, or the base of a delta is missing.
+
+    Args:
+        move: Moves them; its argument is the number of the attempt, from 1.
+        final: More errors after which there is no other attempt: the store is full or unavailable.
+    """
+    for attempt in range(1, LIMITS.data_attempts):
+        try:
+            return move(attempt)
+        except (StorageFullError, StoreUnavailableError, *final):
+            raise
+        except (ProtocolError, DataStoreError):
+            time.sleep(TIMING.data_retry_seconds * attempt)
+    return move(LIMITS.data_attempts)
 
 
 def find_key(session: Session, namespace: str, path: str) -> KeyView | None:

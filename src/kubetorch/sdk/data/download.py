@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from time import sleep
 from typing import NamedTuple
 
 from kubetorch.config import environment
@@ -20,20 +19,14 @@ from kubetorch.datastore.manifests import Entry, Manifest
 from kubetorch.datastore.sources import FilterOptions
 from kubetorch.datastore.transfer import Destination, Receiver
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
-from kubetorch.errors import (
-    DataStoreError,
-    KubetorchError,
-    ProtocolError,
-    StorageFullError,
-    StoreUnavailableError,
-)
-from kubetorch.sdk.data.client import DataClient, ask
+from kubetorch.errors import DataStoreError, KubetorchError
+from kubetorch.sdk.data.client import DataClient, ask, move_undamaged
 from kubetorch.sdk.data.peers import Part, Peers, offer
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.tensor_cache import store_here
 from kubetorch.sdk.data.upload import batches
 from kubetorch.sdk.transport.session import Session
-from kubetorch.sdk.tuning import LIMITS, TIMING
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire.data import FindKeys, PathKey
 
 
@@ -128,27 +121,7 @@ class Download:
         path = keys.check(key)
         parts = self.find(FindKeys(path=path)) if declared is None else declared.parts
         options = FilterOptions(filter_options)
-        files: list[tuple[str, Entry, Manifest]] = []
-        needed_parts: list[Part] = []
-        for path_key, manifest in parts:
-            targets = [
-                (target, entry)
-                for entry in _entries(path_key, manifest)
-                if not options.leaves_out(
-                    target := _target(path, path_key, entry), is_folder=entry.kind == "folder"
-                )
-                and (not only or _matches(target, only))
-            ]
-            files += [(target, entry, manifest) for target, entry in targets]
-            if targets:
-                entries = tuple(entry for _, entry in targets)
-                needed_parts.append(Part(path_key, manifest, entries))
-        if only and not files:
-            names = ", ".join(map(repr, only))
-            raise DataStoreError(
-                f"nothing in {path!r} has a name such as {names}",
-                hint=f"kt ls {path} shows the names",
-            )
+        files, needed_parts = _select(path, parts, options, only)
         folder, rename = _destination(dest, files)
         root, below = _existing(folder)
         try:
@@ -267,18 +240,12 @@ class Download:
             finally:
                 receiver.close()
 
-        for attempt in range(1, LIMITS.data_attempts + 1):
-            try:
-                may_have_deltas = attempt == 1 and not self._session.is_local
-                bases = older_files if may_have_deltas else None
-                return ask(self._session, self._namespace, partial(receive, older_files=bases))
-            except (StorageFullError, StoreUnavailableError):
-                raise
-            except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
-                if attempt == LIMITS.data_attempts:
-                    raise
-            sleep(TIMING.data_retry_seconds * attempt)
-        raise AssertionError  # the last attempt has returned or raised
+        def ask_once(attempt: int) -> int | None:
+            may_have_deltas = attempt == 1 and not self._session.is_local
+            bases = older_files if may_have_deltas else None
+            return ask(self._session, self._namespace, partial(receive, older_files=bases))
+
+        return move_undamaged(ask_once)
 
 
 def _copied(store: BlobStore, digests: Iterable[str], destination: Destination) -> list[str]:
@@ -340,6 +307,41 @@ class _Written:
 
 
 # -------------------------------------------------------------------------------------- placement
+
+
+def _select(
+    path: str,
+    parts: Sequence[tuple[PathKey, Manifest]],
+    options: FilterOptions,
+    only: Sequence[str],
+) -> tuple[list[tuple[str, Entry, Manifest]], list[Part]]:
+    """The entries that a get wants, each with its target, and the parts that have them.
+
+    Raises:
+        DataStoreError: Nothing has one of the names.
+    """
+    files: list[tuple[str, Entry, Manifest]] = []
+    needed_parts: list[Part] = []
+    for path_key, manifest in parts:
+        targets = [
+            (target, entry)
+            for entry in _entries(path_key, manifest)
+            if not options.leaves_out(
+                target := _target(path, path_key, entry), is_folder=entry.kind == "folder"
+            )
+            and (not only or _matches(target, only))
+        ]
+        files += [(target, entry, manifest) for target, entry in targets]
+        if targets:
+            entries = tuple(entry for _, entry in targets)
+            needed_parts.append(Part(path_key, manifest, entries))
+    if only and not files:
+        names = ", ".join(map(repr, only))
+        raise DataStoreError(
+            f"nothing in {path!r} has a name such as {names}",
+            hint=f"kt ls {path} shows the names",
+        )
+    return files, needed_parts
 
 
 def _entries(path_key: PathKey, manifest: Manifest) -> Iterator[Entry]:

@@ -92,39 +92,20 @@ def put(  # noqa: PLR0913  # the documented parameters
         DataStoreError: The store refuses the content, or has no room for it.
     """
     del start_rsyncd, base_path, nccl_port, nccl_pg_mode  # of an earlier release
-    if src is None:
-        raise SpecError("kt.put needs src", hint='for example kt.put("models/base", src="ckpt/")')
-    if locale not in _LOCALES:
-        raise SpecError(f'locale is {locale!r}; it can be "store" or "local"')
-    if lifespan not in (None, "cluster", "resource"):
-        raise SpecError(f'lifespan is {lifespan!r}; it can be "cluster" or "resource"')
+    _check_put(src, locale, lifespan)
     names_of_keys = _keys(key, "put")
     if inpod.is_deploying():
         return
-    is_for_bucket = any("://" in name for name in names_of_keys)
     if locale == "local":
-        _check_is_in_pod()
-        if is_for_bucket:
-            raise SpecError('locale="local" is for keys', hint="leave out locale for a bucket")
+        _check_publication(names_of_keys)
     if _holds_tensors(src):
         _refuse_options_of_files(
             locale=locale != "store", contents=contents, filters=filter_options
         )
-        if is_for_bucket:
-            raise SpecError(
-                "src holds tensors, and the key is an address",
-                hint="put them at a key, get them as a file, and put that: kt.get(key, "
-                'dest="w.safetensors")',
-            )
+        _check_key_of_tensors(names_of_keys)
         with _transfer("storing", names_of_keys, verbose) as progress:
-            tensors.put(
-                _session(kubeconfig_path),
-                _namespace(namespace),
-                _single(key),
-                src,
-                progress,
-                lifespan=lifespan,
-            )
+            session, name = _session(kubeconfig_path), _single(key)
+            tensors.put(session, _namespace(namespace), name, src, progress, lifespan=lifespan)
         _wait_for(broadcast, kubeconfig_path, namespace, names_of_keys)
         return
     paths = existing_paths(src)
@@ -493,11 +474,36 @@ def _session(kubeconfig: str | None) -> Session:
     return backend.session(kubeconfig)
 
 
-def _check_is_in_pod() -> None:
+def _check_put(src: object, locale: str, lifespan: str | None) -> None:
+    if src is None:
+        raise SpecError("kt.put needs src", hint='for example kt.put("models/base", src="ckpt/")')
+    if locale not in _LOCALES:
+        raise SpecError(f'locale is {locale!r}; it can be "store" or "local"')
+    if lifespan not in (None, "cluster", "resource"):
+        raise SpecError(f'lifespan is {lifespan!r}; it can be "cluster" or "resource"')
+
+
+def _is_for_bucket(names_of_keys: Sequence[str]) -> bool:
+    return any("://" in name for name in names_of_keys)
+
+
+def _check_publication(names_of_keys: Sequence[str]) -> None:
+    """Refuse to publish without a copy what has to be copied, or is in no pod."""
     if not environment.is_in_pod():
         raise DataRefusedError(
             'locale="local" publishes files of a pod; this program runs in none',
             hint='leave out locale, or put locale="store"',
+        )
+    if _is_for_bucket(names_of_keys):
+        raise SpecError('locale="local" is for keys', hint="leave out locale for a bucket")
+
+
+def _check_key_of_tensors(names_of_keys: Sequence[str]) -> None:
+    if _is_for_bucket(names_of_keys):
+        raise SpecError(
+            "src holds tensors, and the key is an address",
+            hint="put them at a key, get them as a file, and put that: kt.get(key, "
+            'dest="w.safetensors")',
         )
 
 

@@ -13,7 +13,6 @@ of the tree of `sdk.data.peers`, which gives other pods the chunks of its cache.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,20 +27,15 @@ from kubetorch.datastore.tensors import Contents, TensorFile
 from kubetorch.datastore.transfer import Delta, Receiver, compressed, delta
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
 from kubetorch.datastore.weights import Place, StoredTensors
-from kubetorch.errors import (
-    DataStoreError,
-    ProtocolError,
-    StorageFullError,
-    StoreUnavailableError,
-)
-from kubetorch.sdk.data.client import DataClient, ask, find_key
+from kubetorch.errors import DataStoreError
+from kubetorch.sdk.data.client import DataClient, ask, find_key, move_undamaged
 from kubetorch.sdk.data.download import no_key
 from kubetorch.sdk.data.peers import Part, Peers, offer
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.tensor_cache import TensorCache
 from kubetorch.sdk.data.upload import Renewal
 from kubetorch.sdk.transport.session import Session
-from kubetorch.sdk.tuning import LIMITS, TIMING
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire.data import KeyView, Lifespan, PathKey, PutKey
 
 
@@ -150,16 +144,7 @@ class _Sender:
         return digests
 
     def _send_verified(self, blobs: Mapping[str, _Blob]) -> None:
-        for attempt in range(1, LIMITS.data_attempts + 1):
-            try:
-                self._send(blobs, may_have_deltas=attempt == 1)
-                return
-            except (StorageFullError, StoreUnavailableError):
-                raise
-            except (ProtocolError, DataStoreError):  # damaged on the way, or a base is missing
-                if attempt == LIMITS.data_attempts:
-                    raise
-            time.sleep(TIMING.data_retry_seconds * attempt)
+        move_undamaged(lambda attempt: self._send(blobs, may_have_deltas=attempt == 1))
 
     def _send(self, blobs: Mapping[str, _Blob], *, may_have_deltas: bool) -> None:
         def delta_of(digest: str) -> Delta | None:
@@ -291,25 +276,16 @@ class _Fetch:
         return set(missing)
 
     def _fetch(self, digests: Sequence[str], bases: Mapping[str, str]) -> None:
-        for attempt in range(1, LIMITS.data_attempts + 1):
+        def receive(attempt: int) -> None:
             missing = self._blobs.missing(digests)
-            usable = {digest: bases[digest] for digest in missing if digest in bases}
-            try:
-                ask(
-                    self._session,
-                    self._namespace,
-                    partial(self._receive, digests=missing, bases=usable),
-                )
-                for digest in digests:
-                    self.peers.note(digest)
-                return
-            except (StorageFullError, StoreUnavailableError):
-                raise
-            except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
-                if attempt == LIMITS.data_attempts:
-                    raise
-            bases = {}
-            time.sleep(TIMING.data_retry_seconds * attempt)
+            is_first = attempt == 1
+            usable = {digest: bases[digest] for digest in missing if digest in bases and is_first}
+            question = partial(self._receive, digests=missing, bases=usable)
+            ask(self._session, self._namespace, question)
+
+        move_undamaged(receive)
+        for digest in digests:
+            self.peers.note(digest)
 
     def _receive(
         self, client: DataClient, digests: Sequence[str], bases: Mapping[str, str]

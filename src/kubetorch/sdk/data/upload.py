@@ -23,13 +23,8 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError
 from kubetorch.datastore.snapshots import Extent, Piece, read_extents
 from kubetorch.datastore.transfer import Delta, DeltaOf, compressed
-from kubetorch.errors import (
-    DataStoreError,
-    ProtocolError,
-    StorageFullError,
-    StoreUnavailableError,
-)
-from kubetorch.sdk.data.client import DataClient, ask
+from kubetorch.errors import DataStoreError, StorageFullError
+from kubetorch.sdk.data.client import DataClient, ask, move_undamaged
 from kubetorch.sdk.data.file_deltas import FileDeltas
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.tensor_cache import store_here
@@ -268,26 +263,20 @@ class Upload:
     ) -> int:
         """Send those of some blobs that the store lacks; returns how many bytes that were."""
         deltas = self.deltas if self.deltas is not None and self.deltas.has_any(sizes) else None
-        for attempt in range(1, LIMITS.data_attempts + 1):
+
+        def send(attempt: int) -> int:
             delta_of = None
             if deltas is not None and attempt == 1:  # later, a base may be what is missing
                 delta_of = partial(_delta, deltas, data_of)
-            try:
-                moved = self._ask(
-                    partial(self._send_once, sizes=sizes, data_of=data_of, delta_of=delta_of)
-                )
-            except (StorageFullError, StoreUnavailableError, FileChangedError):
-                raise
-            except (ProtocolError, DataStoreError):  # bytes that were damaged on their way
-                if attempt == LIMITS.data_attempts:
-                    raise
-                time.sleep(TIMING.data_retry_seconds * attempt)
-                continue
-            self._renewal.add(sizes)
-            if deltas is not None:
-                deltas.keep(sizes, data_of)
-            return moved
-        raise AssertionError  # the last attempt has returned or raised
+            return self._ask(
+                partial(self._send_once, sizes=sizes, data_of=data_of, delta_of=delta_of)
+            )
+
+        moved = move_undamaged(send, final=(FileChangedError,))
+        self._renewal.add(sizes)
+        if deltas is not None:
+            deltas.keep(sizes, data_of)
+        return moved
 
     def _ask(self, question: Callable[[DataClient], _T]) -> _T:
         return ask(self._session, self._namespace, question)

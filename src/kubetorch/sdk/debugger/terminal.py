@@ -24,7 +24,6 @@ from typing import Any
 
 from kubetorch.errors import AgentDiedError, KubetorchError
 from kubetorch.lib import modules, terminal, websocket_protocol
-from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.sdk import backend, inpod
 from kubetorch.sdk.calls import stream
 from kubetorch.sdk.calls.stream_writer import message
@@ -264,26 +263,8 @@ def attach(
     session: Session, view: WorkloadView, pod: PodView, path: str, mode: str = "pdb"
 ) -> DebugTerminal:
     """Attach this program's terminal, or its debug adapter, to a stopped program of a pod."""
-    token = session.own_token(view)
-    url = session.address(view, pod)
-    if not url:
-        raise AgentDiedError(pod.name, "no agent of the pod answers")
-    headers = {
-        routes.AUTHORIZATION: f"Bearer {token}",
-        routes.CLIENT: _user(),
-        routes.DEBUG_MODE: mode,
-    }
-    try:
-        upgraded, rest = stream.dial(
-            url,
-            path,
-            headers,
-            timeout=TIMING.shell_accept_seconds,
-            transport=session.transport,
-        )
-    except UpgradeRefusedError as error:
-        raise exceptions.rebuild(exceptions.parse_json(error.body)) from error
-    return DebugTerminal(upgraded, rest)
+    headers = {routes.CLIENT: _user(), routes.DEBUG_MODE: mode}
+    return DebugTerminal(*stream.dial_agent(session, view, pod, path, headers))
 
 
 def show_answers(terminals: Mapping[str, DebugTerminal]) -> None:
