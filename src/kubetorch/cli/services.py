@@ -24,7 +24,8 @@ from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, Teardown, TokenView, WorkloadView
 
 #: The first digits of the id of a call, as `kt` takes them; a whole id has 32.
-_BEGINNING_OF_ID = re.compile(r"[0-9a-fA-F]{6,31}")
+_BEGINNING_OF_ID = re.compile(r"[0-9a-fA-F]{1,31}")
+_FEWEST_DIGITS = 6
 # Calls that an error about an ambiguous beginning names.
 _SHOWN_MATCHES = 10
 
@@ -243,10 +244,16 @@ class Services:
         so is one that may be the request of a call, if no id begins so.
 
         Raises:
-            SpecError: No id begins so, or several do, which are named.
+            SpecError: No id begins so, or several do, which are named, or the digits are too few.
         """
-        if not _BEGINNING_OF_ID.fullmatch(text):
+        is_short = len(text) < _FEWEST_DIGITS
+        if not _BEGINNING_OF_ID.fullmatch(text) or (is_short and may_be_request):
             return text
+        if is_short:
+            raise SpecError(
+                f"{text} has too few digits for the id of a call",
+                hint=f"write the first {_FEWEST_DIGITS} or more; kt calls lists the calls",
+            )
         call_id = whole_call_id(text, self.calls(None))
         if call_id is None and not may_be_request:
             raise SpecError(

@@ -164,6 +164,7 @@ def test_the_first_digits_of_an_id_name_a_call_to_each_command(jobs):
     for words in (("replay",), ("calls", "show"), ("calls", "cancel"), ("debug", "--call")):
         refused = run_kt(*words, unknown, code=1)
         assert f"has an id that begins with {unknown}" in refused.stderr
+    assert "too few digits" in run_kt("replay", digits[:5], code=1).stderr
 
 
 def test_a_list_of_calls_names_one_that_can_be_replayed(jobs):
