@@ -196,9 +196,9 @@ def test_a_terminal_learns_that_a_running_call_does_not_stop_yet(deployed, termi
 
 
 def test_what_a_debugger_elsewhere_does_leaves_no_empty_lines(deployed, stopped, terminal):
-    deployed("spin")
+    deployed("spin", service="watched")
     program = stopped(
-        "print('id', (h := f.spawn(30)).id, flush=True) or h.get()", service="spin", until="id "
+        "print('id', (h := f.spawn(30)).id, flush=True) or h.get()", service="watched", until="id "
     )
     attached = terminal("kt", "debug", "--call", program.lines[-1].split()[1])
     attached.until(PROMPT)

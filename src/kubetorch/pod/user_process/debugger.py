@@ -414,11 +414,8 @@ def interrupt(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a Run
     if call.task is not None:
         call.loop.call_soon_threadsafe(_stop_task, call, debugging)
         return
-    thread = call.interruptible.thread
-    if thread is not None:
-        name = "kubetorch-debugger"
-        args = (thread, call, debugging)
-        threading.Thread(target=_stop_thread, args=args, name=name, daemon=True).start()
+    name, args = "kubetorch-debugger", (call, debugging)
+    threading.Thread(target=_stop_thread, args=args, name=name, daemon=True).start()
 
 
 def _stop_task(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
@@ -439,19 +436,22 @@ def _stop_task(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a Ru
         session.stop_at_await(frames)
 
 
-def _stop_thread(thread: int, call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
-    """Have a thread stop at its next line: there it begins to trace itself."""
+def _stop_thread(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
+    """Have the thread of a call, which may not have begun, stop at its next line.
+
+    There it begins to trace itself.
+    """
     is_done = threading.Event()
 
     def on_event(frame: FrameType | None) -> None:
-        if threading.get_ident() != thread or is_done.is_set():
+        if threading.get_ident() != call.interruptible.thread or is_done.is_set():
             return
-        is_done.set()
         while frame is not None and _is_library(frame):
             frame = frame.f_back
         running = current_call.current.get()
         if frame is None or (running is not None and running is not call):
-            return
+            return  # the call has not come to the user's function yet
+        is_done.set()
         session = _session("kt debug --call", debugging.port, debugging.mode, call=call)
         if session is not None:
             session.arm_callers(frame)

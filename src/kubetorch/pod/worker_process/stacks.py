@@ -37,6 +37,8 @@ _FILE = re.compile(r'^  File "(.*)", line ')
 _DEBUGGER = re.compile(rf'^  File "{re.escape(LIBRARY_FOLDER)}(debugger|remote_terminal)\.py", ')
 #: The frame of a thread that waits until another one stops.
 _STOPPING = " in _stop_thread"
+#: The frame of a thread that runs, and looks whether it is the one that is to stop.
+_LOOKING = " in on_collection"
 #: Frames of the event loop: those below the code that it runs, and its wait.
 _LOOP = re.compile(r'[/\\](asyncio[/\\](base_events|events|runners)|selectors)\.py", line ')
 
@@ -100,7 +102,8 @@ def user_stacks(text: str) -> str:
         stop = max((n for n, frame in enumerate(frames, 1) if _DEBUGGER.match(frame)), default=0)
         if stop and frames[stop - 1].endswith(_STOPPING):
             continue
-        user_frames = ["  stopped in a debugger"] if stop else []
+        is_stopped = stop > 0 and not frames[stop - 1].endswith(_LOOKING)
+        user_frames = ["  stopped in a debugger"] if is_stopped else []
         for frame in frames[stop:]:
             file = _FILE.match(frame)
             if file is not None and file[1].startswith(LIBRARY_FOLDER):
