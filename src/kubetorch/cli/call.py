@@ -140,7 +140,9 @@ def _checked_method(service: WorkloadView, method: str) -> str | None:
 
 calls_app = typer.Typer(cls=_ListByDefault, rich_markup_mode=None, add_completion=False)
 
-CallId = Annotated[str, typer.Argument(metavar="ID", help="Id of the call.")]
+CallId = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the call, or its first 6 digits or more.")
+]
 
 
 app.add_typer(calls_app, name="calls")
@@ -176,8 +178,10 @@ def list_calls(
     elif spawned_calls:
         rows = [views.call_cells(call, brief=True) for call in spawned_calls]
         output.table(rows, dispensable=views.DISPENSABLE_CALL_COLUMNS)
-        if any(call.is_replayable and call.state == "failed" for call in spawned_calls):
-            output.note("kt replay ID runs a failed call again", "dim")
+        # Not all have a record: those of generators do not.
+        failed = [call for call in spawned_calls if call.is_replayable and call.state == "failed"]
+        for call in failed[:1]:
+            output.note(f"kt replay {call.id} runs {call.callable} again", "dim")
     else:
         output.report(f"No spawned calls found in {services.namespace} namespace")
 
@@ -186,7 +190,8 @@ def list_calls(
 def show(call_id: CallId, as_json: AsJson = False) -> None:
     """Show one spawned call."""
     output = Output(as_json=as_json)
-    call = Services(None, output).call(call_id)
+    services = Services(None, output)
+    call = services.call(services.call_id(call_id))
     if as_json:
         output.value(views.call_json(call))
         return
@@ -199,6 +204,7 @@ def cancel(call_id: CallId, as_json: AsJson = False) -> None:
     """Cancel a spawned call."""
     output = Output(as_json=as_json)
     services = Services(None, output, is_changing=True)
+    call_id = services.call_id(call_id)
     before = services.call(call_id)
     services.session.ask(lambda controller: controller.cancel_call(call_id))
     call = services.call(call_id)
@@ -237,8 +243,7 @@ def result(
     if out is not None and serialization is None:
         raise typer.BadParameter("a file is for a pickled value: --serialization pickle --out FILE")
     output = Output(as_json=as_json)
-    Services(None, output)  # says where it looks
-    handle = CallHandle.from_id(call_id)
+    handle = CallHandle.from_id(Services(None, output).call_id(call_id))
     if out is not None:
         data = handle.pickled(timeout)
         _write(out, data)

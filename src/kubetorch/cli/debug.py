@@ -42,7 +42,8 @@ def debug(  # noqa: PLR0913  # its options
         int | None, typer.Option(min=0, help="Only this rank of a distributed service.")
     ] = None,
     call: Annotated[
-        str | None, typer.Option(help="Stop this running call: its id, or its request.")
+        str | None,
+        typer.Option(help="Stop this running call: its id or its first digits, or its request."),
     ] = None,
     is_all: Annotated[
         bool, typer.Option("--all", help="Every call that has stopped: one prompt for all ranks.")
@@ -73,7 +74,13 @@ def debug(  # noqa: PLR0913  # its options
     if (commands and not is_all) or (is_all and (mode != "pdb" or call is not None)):
         raise SpecError("--all is for pdb and calls that have stopped, and --command for --all")
     services = Services(namespace, output)
+    if call is not None:
+        call = services.call_id(call, may_be_request=name is not None)
     service, pods = _find(services, name, call)
+    if launch_json:
+        _write_launch_json(service, local_port, output)
+    if mode == debugger.DAP:
+        adapter.debugpy_version()
     if call is None:
         stops = _stops(services, service, pods, output)
         properties = {"port": port, "rank": rank, "host": pod_ip}
@@ -87,7 +94,7 @@ def debug(  # noqa: PLR0913  # its options
     else:
         raise SpecError("--port and --pod-ip belong to calls that have stopped, not to --call")
     if mode == debugger.DAP:
-        _serve_adapter(attached, service, local_port, launch_json, output)
+        _serve_adapter(attached, service, local_port, is_configured=launch_json, output=output)
     elif mode == "pdb-ui":
         _serve_page(attached, output)
     else:
@@ -99,8 +106,6 @@ def _check_mode(mode: str, port: int | None) -> None:
     DebugConfig(mode, port or debugger.PORT)  # type: ignore[arg-type]  # it is checked there
     if mode == "pdb-ui" and environment.is_in_pod():
         raise SpecError("a pod has no browser for pdb-ui", hint="--mode pdb debugs in the terminal")
-    if mode == debugger.DAP:
-        adapter.debugpy_version()
 
 
 def _debug_all(
@@ -153,24 +158,34 @@ def _serve_page(attached: terminal.DebugTerminal, output: Output) -> None:
         page.close()
 
 
+def _write_launch_json(service: WorkloadView, port: int, output: Output) -> None:
+    """Write the configuration of VS Code into the project of the working directory."""
+    configuration = adapter.launch_configuration(service.spec.name, port)
+    file = adapter.write_launch_json(_project(), configuration)
+    output.report(f"Wrote {configuration['name']!r} to {file}")
+
+
+def _project() -> Path:
+    return source.find_project(Path.cwd()) or Path.cwd()
+
+
 def _serve_adapter(
     attached: terminal.DebugTerminal,
     service: WorkloadView,
     port: int,
-    writes_launch_json: bool,
+    *,
+    is_configured: bool,
     output: Output,
 ) -> None:
     """Serve VS Code until the debugger is over, or Ctrl-C."""
-    folder = source.find_project(Path.cwd()) or Path.cwd()
     configuration = adapter.launch_configuration(service.spec.name, port)
     try:
-        if writes_launch_json:
-            file = adapter.write_launch_json(folder, configuration)
-            output.report(f"Start {configuration['name']!r} in VS Code: {file}")
-        else:
+        if not is_configured:
             output.note(f"launch.json of VS Code: {json.dumps(configuration)}")
         file_name = service.spec.callable.source_file or ""
-        adapter.AdapterServer(attached, folder, file_name).run(port, output.report)
+        adapter.AdapterServer(attached, _project(), file_name).run(
+            port, lambda text: output.report(f"{text}: start {configuration['name']!r} in VS Code")
+        )
     finally:
         attached.leave()
 
@@ -222,8 +237,9 @@ def _choose(
     chosen = matching_stops[0][0] if matching_stops else None
     other_labels = ", ".join(_label(stop) for stop, _ in stops if stop is not chosen)
     if not matching_stops:
+        which = "this" if other_labels else "a"
         raise CallRefusedError(
-            f"no call of {name} waits for this debugger"
+            f"no call of {name} waits for {which} debugger"
             + (f"; others wait: {other_labels}" if other_labels else ""),
             hint="breakpoint() and debug=True stop a call; kt debug --call ID one that runs",
         )

@@ -110,6 +110,8 @@ def show(service: WorkloadView, output: Output) -> None:
         output.table(views.pod_cells(service), dispensable=views.DISPENSABLE_POD_COLUMNS)
     for line, is_waiting in views.queue_lines(service, time.time()):
         output.report(line, "yellow" if is_waiting else "plain")
+    if stopped := views.stopped_line(service):
+        output.report(stopped, "yellow")
     show_decisions(service, output, most=_SHOWN_DECISIONS)
     for line in views.lost_lines(service):
         output.report(f"lost: {line}", "yellow")

@@ -25,7 +25,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command("replay")
 def replay(  # noqa: PLR0913  # the documented options
-    call_id: Annotated[str, typer.Argument(metavar="CALL", help="Id of the call.")],
+    call_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the call, or its first 6 digits or more.")
+    ],
     code: Annotated[
         str,
         typer.Option(
@@ -62,7 +64,8 @@ def replay(  # noqa: PLR0913  # the documented options
     if in_pod and code == "here":
         raise typer.BadParameter("a pod of the service runs the code of the service: no --code")
     values = _changes(changes or [])
-    replayed = Replay.of(call_id, Services(None, output, is_changing=in_pod).session)
+    services = Services(None, output, is_changing=in_pod)
+    replayed = Replay.of(services.call_id(call_id), services.session)
     replayed.check(in_pod=in_pod, trust=trust, has_terminal=terminal.is_terminal(sys.stdin))
     _describe(replayed, output, in_pod=in_pod, code=code)
     chosen: Code = "here" if code == "here" else "recorded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,12 @@ from kubetorch.sdk.tuning import TIMING
 from kubetorch.specs import names
 from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, Teardown, TokenView, WorkloadView
+
+#: The first digits of the id of a call, as `kt` takes them; a whole id has 32.
+_BEGINNING_OF_ID = re.compile(r"[0-9a-fA-F]{1,31}")
+_FEWEST_DIGITS = 6
+# Calls that an error about an ambiguous beginning names.
+_SHOWN_MATCHES = 10
 
 
 def open_session(namespace: str, output: Output, *, is_changing: bool) -> Session:
@@ -238,6 +245,49 @@ class Services:
 
     def call(self, call_id: str) -> CallView:
         return self.session.ask(lambda controller: controller.get_call(call_id))
+
+    def call_id(self, text: str, *, may_be_request: bool = False) -> str:
+        """The whole id of a call of the namespace, of which the first digits are given.
+
+        A text that cannot be the beginning of an id, such as a whole one, is returned as it is, and
+        so is one that may be the request of a call, if no id begins so.
+
+        Raises:
+            SpecError: No id begins so, or several do, which are named, or the digits are too few.
+        """
+        is_short = len(text) < _FEWEST_DIGITS
+        if not _BEGINNING_OF_ID.fullmatch(text) or (is_short and may_be_request):
+            return text
+        if is_short:
+            raise SpecError(
+                f"{text} has too few digits for the id of a call",
+                hint=f"write the first {_FEWEST_DIGITS} or more; kt calls lists the calls",
+            )
+        call_id = whole_call_id(text, self.calls(None))
+        if call_id is None and not may_be_request:
+            raise SpecError(
+                f"no call of namespace {self.namespace} has an id that begins with {text}",
+                hint="kt calls lists the calls; one of another namespace takes its whole id",
+            )
+        return call_id or text
+
+
+def whole_call_id(beginning: str, calls: Iterable[CallView]) -> str | None:
+    """The id of the call whose id begins so; `None` without one.
+
+    Raises:
+        SpecError: Several do, which are named.
+    """
+    matches = {call.id: call for call in calls if call.id.startswith(beginning.lower())}
+    if beginning in matches or len(matches) < 2:
+        return beginning if beginning in matches else next(iter(matches), None)
+    lines = [f"\n  {call.id}  {call.callable}, {call.state}" for call in matches.values()]
+    rest = "\n  …" if len(lines) > _SHOWN_MATCHES else ""
+    raise SpecError(
+        f"{len(lines)} calls have an id that begins with {beginning}:"
+        f"{''.join(lines[:_SHOWN_MATCHES])}{rest}",
+        hint="write more digits of the one that is meant",
+    )
 
 
 def choose_pod(service: WorkloadView, name_or_index: str) -> PodView:

@@ -183,6 +183,7 @@ def pod_json(pod: PodView) -> Json:
         "started": pod.started or None,
         "app": app_json(pod.app),
         "queue": None if pod.queue is None else msgspec.to_builtins(pod.queue),
+        "stopped": pod.stopped,
     }
 
 
@@ -265,6 +266,15 @@ def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
             )
             lines.append((text, True))
     return lines
+
+
+def stopped_line(service: WorkloadView) -> str:
+    """How many programs have stopped in a debugger, and how to attach; empty without any."""
+    count = sum(pod.stopped for pod in service.pods)
+    if not count:
+        return ""
+    calls = "1 call is" if count == 1 else f"{count} calls are"
+    return f"{calls} stopped in a debugger: kt debug {service.spec.name} attaches"
 
 
 ALL_WAIT = (

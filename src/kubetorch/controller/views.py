@@ -70,6 +70,7 @@ def pod_view(
         ended=pod.ending if is_over else None,
         address=pod.address,
         memory_socket="" if report is None else report.memory_socket,
+        stopped=0 if activity is None else activity.stopped,
     )
 
 

@@ -351,6 +351,7 @@ class Agent:
             guard=guard,
             workers=lambda: self._workers.alive,
             on_line=lambda line: self._write_line(line, self._supervisor.generation),
+            on_change=self._session.activity_changed,
         )
         app = App(
             pod_name=pod.pod,
@@ -556,6 +557,7 @@ class Agent:
             app=self._apps.view if self._supervisor.serves_app else None,
             is_stopping=self._stopped.done(),
             queue=self._apps.queue if self._supervisor.serves_app else self._calls.queue,
+            stopped=self._debug_sessions.stopped,
         )
 
     def _on_message(self, message: FromController) -> None:

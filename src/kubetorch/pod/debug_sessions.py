@@ -52,6 +52,8 @@ class DebugSessions:
     workers: Callable[[], Iterable[Worker]]
     #: Receives a line of a program that is no worker.
     on_line: Callable[[Line], None]
+    #: Called when a program stops first, and when its debugger ends.
+    on_change: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._programs: dict[str, StoppedProgram] = {}
@@ -91,6 +93,11 @@ class DebugSessions:
         """The stopped programs, the first one first."""
         return [program.view for program in self._programs.values()]
 
+    @property
+    def stopped(self) -> int:
+        """The number of programs that have stopped, and whose debugger is not over."""
+        return sum(program.has_stopped for program in self._programs.values())
+
     # ------------------------------------------------------------------------------- programs
 
     def add(self, program: StoppedProgram) -> str:
@@ -107,7 +114,8 @@ class DebugSessions:
         return sum(program.is_requested for program in self._programs.values())
 
     def remove(self, session: str) -> None:
-        self._programs.pop(session, None)
+        if self._programs.pop(session, None) is not None:
+            self.on_change()
 
     def worker_of(self, marker: str) -> Worker | None:
         """The worker whose processes have this marker."""
@@ -192,8 +200,8 @@ class DebugSessions:
     async def _show_stacks(self, terminal: Terminal, worker: Worker) -> None:
         """Show a terminal where the call is that does not stop."""
         text = (
-            "the call stops at its next line of Python, before Python 3.12 at the next that makes "
-            "an object; kt stacks shows where it is, now:\n"
+            "the call has not stopped yet: it stops at its next line of Python, before Python 3.12 "
+            "when it next makes an object. Now it is here:\n"
         )
         with contextlib.suppress(KubetorchError, TimeoutError, OSError):
             text += f"{(await worker.stacks()).text.rstrip()}\n"
@@ -205,8 +213,8 @@ class DebugSessions:
         if terminal in self._pending:
             seconds = TIMING.debugger_interrupt_seconds
             terminal.end(
-                f"the call has run no line of Python within {seconds:g} s, before Python 3.12 none "
-                "that makes an object, or has ended"
+                f"the call did not stop within {seconds:g} s: it ran no line of Python, before "
+                "Python 3.12 it made no object, or it has ended"
             )
 
     def forget(self, terminal: Terminal) -> None:
@@ -295,6 +303,8 @@ class StoppedProgram(asyncio.Protocol):
         self._since = self._since or time.time()
         if self._worker is not None:
             self._worker.drain_output()
+        if is_first:
+            self._sessions.on_change()
         if self._terminal is None and is_first:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._wait, self._give_up)
@@ -302,6 +312,9 @@ class StoppedProgram(asyncio.Protocol):
             if terminal is not None:
                 self._note("", STOPPED)
                 self.attach(terminal)
+                return
+            if not self._wait:
+                self.close(f"went on at {where}: {wire.WAIT} is 0, so no call waits for a debugger")
                 return
             if self._sessions.requested_stops > LIMITS.requested_stops:
                 self.close(
@@ -343,6 +356,10 @@ class StoppedProgram(asyncio.Protocol):
     def is_requested(self) -> bool:
         """True if an option of the call has it stop, and it waits for a terminal."""
         return self._why in _REQUESTED and self._terminal is None and self._since > 0
+
+    @property
+    def has_stopped(self) -> bool:
+        return self._since > 0
 
     def is_of(self, worker: Worker, number: int) -> bool:
         return self._worker is worker and self._number == number
@@ -431,6 +448,8 @@ class StoppedProgram(asyncio.Protocol):
                 self._worker.listeners.remove(self._show_line)
         self._transport.close()
         if self._since:
+            if self._worker is not None:
+                self._worker.drain_output()  # what the call printed before
             self._note(reason, OVER)
         terminal, self._terminal = self._terminal, None
         if terminal is not None:

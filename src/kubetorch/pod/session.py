@@ -40,8 +40,9 @@ from kubetorch.wire.messages import (
 from kubetorch.wire.podenv import PodEnv
 
 _log = logging.getLogger(__name__)
-#: True if calls run; when a call last began or ended; the app; true if the agent stops.
-_ActivityEdge = tuple[bool, float, AppView | None, bool]
+#: True if calls run; when a call last began or ended; the app; true if the agent stops; programs
+#: that stand in a debugger.
+_ActivityEdge = tuple[bool, float, AppView | None, bool, int]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Session:
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge_timer: asyncio.TimerHandle | None = None
         # The activity that was reported to the controller last.
-        self._last_edge: _ActivityEdge = (False, 0.0, None, False)
+        self._last_edge: _ActivityEdge = (False, 0.0, None, False, 0)
         self._logs_left = 0
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -306,7 +307,8 @@ class _SessionEndpoint(Endpoint):
 
 
 def _activity_edge(activity: Activity) -> _ActivityEdge:
-    return bool(activity.calls), activity.last, activity.app, activity.is_stopping
+    calls, stopped = bool(activity.calls), activity.stopped
+    return calls, activity.last, activity.app, activity.is_stopping, stopped
 
 
 def _delays() -> Iterator[float]:

@@ -31,6 +31,7 @@ from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, did_you_mean
 from kubetorch.lib import terminal
+from kubetorch.sdk import bars
 from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
 from kubetorch.sdk.tuning import TIMING
 
@@ -194,10 +195,11 @@ def announce_records() -> None:
         mark.touch(exist_ok=False)
     except OSError:  # it was said before, or would be said each time
         return
-    terminal.say_once(
-        "calls that fail keep their arguments for 7 days, for kt replay; "
-        'KT_RECORD=none, or kt.fn(..., record="none"), turns it off'
-    )
+    with bars.above(sys.stderr):  # the deploy has one
+        terminal.say_once(
+            "calls that fail keep their arguments for 7 days, for kt replay; "
+            'KT_RECORD=none, or kt.fn(..., record="none"), turns it off'
+        )
 
 
 @contextlib.contextmanager

@@ -156,6 +156,8 @@ class CallLines:
         """A call wrote a line, or the line says that its instance was made anew."""
         if line.instance is not None:
             parameters.warn(line.text, InstanceReplacedWarning)
+        elif line.debug is not None and not line.text:
+            pass  # a stop whose prompt another terminal has
         elif is_wanted(line.level, self._config.level):
             text = line.text
             if not (line.source != "logger" and _FORMATTED.fullmatch(text)):

@@ -166,6 +166,7 @@ class Activity(Message, tag="activity", frozen=True):
         last: Time of the last begin or end of one.
         is_stopping: The agent accepts no more calls, and ends after the running calls.
         queue: Its slots, if the service bounds its calls; `calls` counts waiting calls, too.
+        stopped: Programs, most of them calls, that have stopped in a debugger.
     """
 
     calls: int
@@ -174,6 +175,7 @@ class Activity(Message, tag="activity", frozen=True):
     app: AppView | None = None
     is_stopping: bool = False
     queue: QueueView | None = None
+    stopped: int = 0
 
 
 class PodLoad(Message, tag="load", frozen=True):
@@ -625,6 +627,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         ended: Why it has ended, once it is certain that it has.
         address: IP address of the pod where it is not the host of `url`.
         memory_socket: Path on its machine where clients pass large values in memory files.
+        stopped: Programs, most of them calls, that have stopped in a debugger.
     """
 
     name: str
@@ -643,6 +646,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     queue: QueueView | None = None
     address: str = ""
     memory_socket: str = ""
+    stopped: int = 0
 
 
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from tests.local.user_project import UserProject
 
 SOURCE = """
 import asyncio
+import sys
 import threading
 import time
 
@@ -83,6 +84,13 @@ def tick(seconds):
     for turn in range(seconds * 20):
         time.sleep(0.05)
     return turn
+
+def crowded(seconds):
+    if sys.version_info >= (3, 12):
+        for tool in range(6):
+            if sys.monitoring.get_tool(tool) is None:
+                sys.monitoring.use_tool_id(tool, "another tool")
+    return spin(seconds)
 
 async def sleepy(seconds):
     for turn in range(seconds * 100):

@@ -16,6 +16,7 @@ import pytest
 
 import kubetorch as kt
 from tests.local import commands
+from tests.local.calling import until
 from tests.local.debugger.sessions import DEADLINE, PROMPT
 
 SENTENCE = "Distributed breakpoint activated. To attach a debugger, run the following command:"
@@ -78,6 +79,13 @@ def test_a_wait_that_is_no_number_is_named_where_the_call_stops(deployed, stoppe
     assert program.lines[-1].endswith("since KT_DEBUG_WAIT is 'soon', no number of seconds")
     assert kt_debug("soon", typed="c\n").returncode == 0
     assert "result: 9" in rest_of(program)
+
+
+def test_a_stop_that_is_not_to_wait_says_so_and_not_how_to_attach(deployed, stopped):
+    deployed("price", service="hurried", compute=kt.Compute(env_vars={"KT_DEBUG_WAIT": "0"}))
+    output = "\n".join(stopped("f(4)", service="hurried", until="result: 9").lines)
+    assert "KT_DEBUG_WAIT is 0, so no call waits for a debugger" in output
+    assert "kt debug" not in output
 
 
 def test_a_second_terminal_is_refused_and_learns_who_is_attached(deployed, stopped, terminal):
@@ -160,7 +168,9 @@ def test_much_output_at_the_prompt_comes_as_fast_as_the_terminal_reads(deployed,
 BEFORE_MONITORING = pytest.mark.skipif(sys.version_info < (3, 12), reason="it makes no object")
 
 
-@pytest.mark.parametrize("name", ["spin", "sleepy", pytest.param("tick", marks=BEFORE_MONITORING)])
+@pytest.mark.parametrize(
+    "name", ["spin", "crowded", "sleepy", pytest.param("tick", marks=BEFORE_MONITORING)]
+)
 def test_a_running_call_stops_where_it_is(deployed, terminal, name):
     argument = "30"
     handle = deployed(name)
@@ -178,11 +188,26 @@ def test_a_terminal_learns_that_a_running_call_does_not_stop_yet(deployed, termi
     handle = deployed("wait")
     running = handle.spawn(60)
     attached = terminal("kt", "debug", "--call", running.id)
-    attached.until("the call stops at its next line of Python")
+    attached.until("it stops at its next line of Python")
     attached.until("in wait")  # where it hangs
     attached.interrupt()
     attached.end()
     running.cancel()
+
+
+def test_what_a_debugger_elsewhere_does_leaves_no_empty_lines(deployed, stopped, terminal):
+    deployed("spin", service="watched")
+    program = stopped(
+        "print('id', (h := f.spawn(30)).id, flush=True) or h.get()", service="watched", until="id "
+    )
+    attached = terminal("kt", "debug", "--call", program.lines[-1].split()[1])
+    attached.until(PROMPT)
+    attached.command("n")
+    attached.type("!seconds = 0\nc\n")
+    assert "the call has ended, and its debugger" in attached.end()
+    rest = rest_of(program).splitlines()
+    assert rest[-1] == "result: True"
+    assert all(line.partition(") ")[2] for line in rest[:-1])
 
 
 def test_a_running_call_is_found_by_its_id_alone(deployed, terminal):
@@ -199,7 +224,7 @@ def test_mistakes_are_said(deployed):
     deployed("plain")
     for wrong, words in (
         (("plain", "--mode", "gdb"), "it must be 'pdb', 'pdb-ui' or 'dap'"),
-        (("plain",), "waits for this debugger"),
+        (("plain",), "no call of plain waits for a debugger"),
         (("plain", "--call", "nothing"), "no call 'nothing' runs"),
         ((), "needs a pod or a service"),
     ):
@@ -229,6 +254,31 @@ def test_a_stopped_call_holds_its_slot_and_the_status_says_so(deployed, stopped)
         pytest.fail(shown)
     assert kt_debug("single", typed="c\n").returncode == 0
     assert "result: 9" in rest_of(program)
+
+
+def test_the_status_says_that_a_call_is_stopped_and_how_to_attach(deployed, stopped):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    line = "1 call is stopped in a debugger: kt debug price attaches"
+    until(lambda: line in commands.kt("status", "price").stdout)
+    (pod,) = json.loads(commands.kt("status", "price", "--json").stdout)["pods"]
+    assert pod["stopped"] == 1
+    stacks = commands.kt("stacks", "price").stdout
+    assert stacks.index("stopped in a debugger") < stacks.index(" in price")
+    assert kt_debug("price", typed="c\n").returncode == 0
+    assert "result: 9" in rest_of(program)
+    until(lambda: "in a debugger" not in commands.kt("status", "price").stdout)
+
+
+def test_the_configuration_of_vs_code_is_written_before_a_call_stops(deployed, tmp_path):
+    deployed("plain")
+    asked = commands.kt("debug", "plain", "--vscode", "--launch-json", cwd=tmp_path)
+    file = tmp_path / ".vscode" / "launch.json"
+    assert f"Wrote 'kubetorch: plain' to {file}" in asked.stdout + asked.stderr
+    (configuration,) = json.loads(file.read_text())["configurations"]
+    assert configuration["name"] == "kubetorch: plain"
+    assert asked.returncode == 1
+    assert "no call of plain waits for a debugger" in asked.stderr
 
 
 def test_a_debugger_of_the_user_is_called_instead(deployed):

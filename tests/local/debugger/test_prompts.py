@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 from pathlib import Path
@@ -13,12 +14,14 @@ from kubetorch.errors import CallCancelledError
 from tests.local.debugger.sessions import DEADLINE, PROMPT
 
 
-def test_a_breakpoint_gives_the_caller_a_prompt_and_c_goes_on(deployed, caller):
+def test_a_breakpoint_gives_the_caller_a_prompt_and_c_goes_on(deployed, caller, project):
     deployed("price")
     program = caller("f(4)", service="price")
     stop = program.until(PROMPT)
     assert "computing" in stop
     assert "-> breakpoint()" in stop
+    # Not the folder of the pod before, which fills a line of a terminal.
+    assert re.search(rf"^> shop/jobs{project.suffix}\.py\(\d+\)price\(\)$", stop, re.MULTILINE)
     assert "kt debug" not in stop
     assert "(4, 2, 8)" in program.command("p units, each, total")
     program.command("n")

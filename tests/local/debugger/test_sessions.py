@@ -40,6 +40,7 @@ def sessions(tmp_path):
                 ),
                 workers=lambda: workers,
                 on_line=lines.append,
+                on_change=lambda: None,
             )
             await sessions.start()
 

@@ -170,6 +170,21 @@ def test_what_is_ours_is_left_out_of_stacks():
     assert stacks.user_stacks(text.partition("\n\n")[0]) == "no thread runs your code"
 
 
+def test_a_thread_that_has_stopped_in_a_debugger_says_so_and_where():
+    head = "Thread 0x1 (most recent call first):\n"
+    user_line = '  File "/app/a.py", line 4 in train\n'
+    text = (
+        f'{head}  File "{stacks.LIBRARY_FOLDER}remote_terminal.py", line 3 in readline\n'
+        '  File "/lib/pdb.py", line 9 in _cmdloop\n'
+        f'  File "{stacks.LIBRARY_FOLDER}debugger.py", line 7 in stop\n'
+        f'{user_line}  File "{stacks.LIBRARY_FOLDER}call_runner.py", line 1 in _run\n'
+    )
+    assert stacks.user_stacks(text) == f"{head}  stopped in a debugger\n{user_line}".rstrip("\n")
+    waits = '  File "/lib/threading.py", line 9 in wait\n'
+    debugger = f'  File "{stacks.LIBRARY_FOLDER}debugger.py", line 7 in _stop_thread\n'
+    assert stacks.user_stacks(f"{head}{waits}{debugger}") == "no thread runs your code"
+
+
 def test_the_event_loop_is_left_out_of_stacks():
     loop = (
         '  File "/lib/asyncio/base_events.py", line 1884 in _run_once\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kubetorch as kt
-from kubetorch.errors import ResultExpiredError, SerializationError, SpecError
+from kubetorch.errors import CallRefusedError, ResultExpiredError, SerializationError, SpecError
 from kubetorch.sdk import backend
 from kubetorch.sdk.replay import replay
 from tests.local import commands
@@ -38,6 +38,9 @@ TRAIN = """
             if self.value > 5:
                 raise RuntimeError(f"{{self.value}} is too many")
             return self.value
+
+    def counts(number):
+        yield from range(number)
 
     def reads_variable():
         raise KeyError(os.environ.get("KT_TEST_SECRET"))
@@ -145,6 +148,36 @@ def test_a_plain_call_that_fails_is_listed_and_replayed_from_a_terminal(jobs):
     assert "A replay does not have:" in ended.stderr
     shown = run_kt("replay", view.id, "--set", "lr=0.125", "--json").stdout
     assert json.loads(shown) == [2, 0.125, 1]
+
+
+def test_the_first_digits_of_an_id_name_a_call_to_each_command(jobs):
+    handle = failed_call(deploy(jobs.train, name="short"), jobs.Model(2))
+    digits = recorded("short").id[:8]
+    shown = run_kt("replay", digits, "--set", "lr=0.125", "--json").stdout
+    assert json.loads(shown) == [2, 0.125, 1]
+    assert handle.id in run_kt("calls", "show", digits).stdout
+    assert "had ended already: failed" in run_kt("calls", "cancel", digits).stdout
+    assert "diverged at 0.5 with 2" in run_kt("calls", "result", digits, code=1).stderr
+    refused = run_kt("debug", "--call", digits, code=1)
+    assert f"no call '{handle.id}' runs" in refused.stderr
+    unknown = "0" * 31
+    for words in (("replay",), ("calls", "show"), ("calls", "cancel"), ("debug", "--call")):
+        refused = run_kt(*words, unknown, code=1)
+        assert f"has an id that begins with {unknown}" in refused.stderr
+    assert "too few digits" in run_kt("replay", digits[:5], code=1).stderr
+
+
+def test_a_list_of_calls_names_one_that_can_be_replayed(jobs):
+    remote = deploy(jobs.counts, name="counts")
+    handle = remote.spawn(3)
+    with pytest.raises(CallRefusedError):  # a generator leaves no record
+        handle.get(60)
+    assert "kt replay" not in run_kt("calls", "list", "counts").stderr
+    failed = failed_call(deploy(jobs.train, name="listed"), jobs.Model(2))
+    recorded("listed")
+    later = remote.spawn(3)
+    later.wait()
+    assert f"kt replay {failed.id} runs train again" in run_kt("calls").stderr
 
 
 def test_a_method_runs_on_a_new_instance_and_the_lost_state_is_named(jobs):

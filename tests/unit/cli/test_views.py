@@ -111,6 +111,15 @@ def test_a_call_that_runs_has_no_result_yet():
     assert views.call_json(call)["ended"] is None
 
 
+def test_the_line_about_stopped_calls_says_how_to_attach():
+    assert views.stopped_line(replaced(SERVICE, pods=(POD,))) == ""
+    stopped_pod = replaced(POD, stopped=1)
+    line = views.stopped_line(replaced(SERVICE, pods=(stopped_pod,)))
+    assert line == "1 call is stopped in a debugger: kt debug train attaches"
+    line = views.stopped_line(replaced(SERVICE, pods=(stopped_pod, stopped_pod)))
+    assert line == "2 calls are stopped in a debugger: kt debug train attaches"
+
+
 def test_a_list_of_calls_fits_on_80_columns():
     call = CallView(
         id="0" * 32,

@@ -1,10 +1,12 @@
 """Bars as they are drawn."""
 
 import io
+import sys
 
 import pytest
 
-from kubetorch.sdk import bars
+from kubetorch.lib import terminal
+from kubetorch.sdk import backend, bars
 from kubetorch.sdk.bars import Bar
 
 
@@ -56,3 +58,22 @@ def test_bars_have_colours_where_there_are_colours(monkeypatch):
     plain = drawn(monkeypatch, bar("p", "x", 0.5))
     coloured = drawn(monkeypatch, bar("p", "x", 0.5), NO_COLOR="")
     assert ("\x1b[" in plain[0], "\x1b[" in coloured[0]) == (False, True)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_line_about_kept_calls_is_above_the_bars(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))  # where it was not said before
+    monkeypatch.setattr(backend.choices, "is_quiet", False)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal.say_once.cache_clear()
+    bars._foot.text = "price  connecting"
+    bars._foot.put(bars._foot.text)
+    backend.announce_records()
+    bars._foot.erase()
+    before, line, after = sys.stderr.getvalue().partition("kubetorch: calls that fail keep ")
+    assert (before, line != "") == ("price  connecting\r\x1b[K", True)
+    assert after.endswith("turns it off\nprice  connecting\r\x1b[K")

@@ -19,6 +19,7 @@ import gc
 import inspect
 import os
 import pdb
+import re
 import socket
 import sys
 import threading
@@ -38,6 +39,9 @@ from kubetorch.wire.debugger import Debugging
 #: Folder of this package, whose frames are not the user's.
 _LIBRARY = f"{Path(__file__).parents[2]}{os.sep}"
 _STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+
+#: The folder of a pod that has the project of a generation.
+_GENERATION = re.compile(r"^.*?[/\\]code[/\\]\d+[/\\]")
 
 #: The sessions of this process by thread and number of the call.
 _Key = tuple[int, int]
@@ -238,6 +242,9 @@ class Session(pdb.Pdb):
 
     # ------------------------------------------------------------------------- what pdb asks for
 
+    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+        return _shown_path(super().format_stack_entry(frame_lineno, lprefix))
+
     def stop_here(self, frame: FrameType) -> bool:
         return not _is_library(frame) and super().stop_here(frame)
 
@@ -345,7 +352,12 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _position(frame: FrameType, line: int) -> str:
-    return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+    return _shown_path(f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}")
+
+
+def _shown_path(position: str) -> str:
+    """A position without the folder of the generation, which fills a line of a terminal."""
+    return _GENERATION.sub("", position)
 
 
 def _last(traceback: TracebackType) -> tuple[FrameType, int]:
@@ -402,11 +414,8 @@ def interrupt(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a Run
     if call.task is not None:
         call.loop.call_soon_threadsafe(_stop_task, call, debugging)
         return
-    thread = call.interruptible.thread
-    if thread is not None:
-        name = "kubetorch-debugger"
-        args = (thread, call, debugging)
-        threading.Thread(target=_stop_thread, args=args, name=name, daemon=True).start()
+    name, args = "kubetorch-debugger", (call, debugging)
+    threading.Thread(target=_stop_thread, args=args, name=name, daemon=True).start()
 
 
 def _stop_task(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
@@ -427,34 +436,51 @@ def _stop_task(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a Ru
         session.stop_at_await(frames)
 
 
-def _stop_thread(thread: int, call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
-    """Have a thread stop at its next line: there it begins to trace itself."""
+def _stop_thread(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
+    """Have the thread of a call, which may not have begun, stop at its next line.
+
+    There it begins to trace itself.
+    """
     is_done = threading.Event()
 
     def on_event(frame: FrameType | None) -> None:
-        if threading.get_ident() != thread or is_done.is_set():
+        if threading.get_ident() != call.interruptible.thread or is_done.is_set():
             return
-        is_done.set()
         while frame is not None and _is_library(frame):
             frame = frame.f_back
         running = current_call.current.get()
         if frame is None or (running is not None and running is not call):
-            return
+            return  # the call has not come to the user's function yet
+        is_done.set()
         session = _session("kt debug --call", debugging.port, debugging.mode, call=call)
         if session is not None:
             session.arm_callers(frame)
 
-    events = _lines if sys.version_info >= (3, 12) else _collections
-    with events(on_event):
+    with _events(on_event):
         is_done.wait(TIMING.debugger_interrupt_seconds)
 
 
 @contextlib.contextmanager
-def _lines(on_event: Callable[[FrameType | None], None]) -> Iterator[None]:
+def _events(on_event: Callable[[FrameType | None], None]) -> Iterator[None]:
+    """Call this function often in each thread, at each line if this Python and its tools let us."""
+    tool = None if sys.version_info < (3, 12) else _take_tool()
+    with _collections(on_event) if tool is None else _lines(on_event, tool):
+        yield
+
+
+def _take_tool() -> int | None:
+    """A free number of `sys.monitoring`, now ours; `None` if debuggers and the like have all."""
+    for number in (3, 4, 5, 2, 1, 0):  # the first two are reserved for nothing
+        with contextlib.suppress(ValueError):  # it is taken
+            sys.monitoring.use_tool_id(number, "kubetorch")  # type: ignore[attr-defined,unused-ignore]  # of Python 3.12
+            return number
+    return None
+
+
+@contextlib.contextmanager
+def _lines(on_event: Callable[[FrameType | None], None], tool: int) -> Iterator[None]:
     """Call this function at each line that a thread begins, in the thread."""
     monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # of Python 3.12
-    tool = next(number for number in (3, 4) if monitoring.get_tool(number) is None)
-    monitoring.use_tool_id(tool, "kubetorch")
     line = monitoring.events.LINE
     monitoring.register_callback(tool, line, lambda *_: on_event(sys._getframe(1)))
     monitoring.set_events(tool, line)
@@ -470,7 +496,8 @@ def _lines(on_event: Callable[[FrameType | None], None]) -> Iterator[None]:
 def _collections(on_event: Callable[[FrameType | None], None]) -> Iterator[None]:
     """Call this function where a thread makes an object, in the thread.
 
-    No Python below 3.12 lets a thread trace another one. But a thread that makes an object may have
+    No Python below 3.12 lets a thread trace another one, nor a later one whose tools are all taken.
+    But a thread that makes an object may have
     to collect garbage, and calls `gc.callbacks`.
     """
 
@@ -496,7 +523,7 @@ def finish(call: Any) -> None:  # noqa: ANN401  # a RunningCall
     session = current_call.debug_sessions.get((threading.get_ident(), call.number))
     if session is not None:
         session.clear_all_breaks()
-        session.close("the call has ended")
+        session.close("the call has ended, and its debugger")
     trace = sys.gettrace()
     owner = getattr(trace, "__self__", None) or getattr(trace, "call", None)
     if owner is not None and owner in (session, call):

@@ -33,6 +33,12 @@ _STATES = {
     "Z": "it has ended",
 }
 _FILE = re.compile(r'^  File "(.*)", line ')
+#: Frames of a debugger, which the user's frames have called in a thread that has stopped.
+_DEBUGGER = re.compile(rf'^  File "{re.escape(LIBRARY_FOLDER)}(debugger|remote_terminal)\.py", ')
+#: The frame of a thread that waits until another one stops.
+_STOPPING = " in _stop_thread"
+#: The frame of a thread that runs, and looks whether it is the one that is to stop.
+_LOOKING = " in on_collection"
 #: Frames of the event loop: those below the code that it runs, and its wait.
 _LOOP = re.compile(r'[/\\](asyncio[/\\](base_events|events|runners)|selectors)\.py", line ')
 
@@ -93,8 +99,12 @@ def user_stacks(text: str) -> str:
     threads = []
     for block in re.split(r"\n(?=\S)", text.strip("\n")):
         head, *frames = block.strip("\n").split("\n")
-        user_frames = []
-        for frame in frames:
+        stop = max((n for n, frame in enumerate(frames, 1) if _DEBUGGER.match(frame)), default=0)
+        if stop and frames[stop - 1].endswith(_STOPPING):
+            continue
+        is_stopped = stop > 0 and not frames[stop - 1].endswith(_LOOKING)
+        user_frames = ["  stopped in a debugger"] if is_stopped else []
+        for frame in frames[stop:]:
             file = _FILE.match(frame)
             if file is not None and file[1].startswith(LIBRARY_FOLDER):
                 break

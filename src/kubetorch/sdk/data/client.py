@@ -241,7 +241,9 @@ def move_undamaged(
     for attempt in range(1, LIMITS.data_attempts):
         try:
             return move(attempt)
-        except (StorageFullError, StoreUnavailableError, *final):
+        except (StorageFullError, StoreUnavailableError):
+            raise
+        except final:
             raise
         except (ProtocolError, DataStoreError):
             time.sleep(TIMING.data_retry_seconds * attempt)

@@ -332,7 +332,7 @@ class CallerTerminals:
         debug_terminal = attach(session, view, pod, path)
         debug_terminal.find_others = lambda: self._others(debug_session)
         label = pod_label(line.pod, line.rank)
-        terminal.say(f"{label} has stopped: c goes on, q ends the debugger and the call goes on")
+        terminal.say(f"{label} has stopped: c goes on, q ends the debugger")
         return debug_terminal
 
     def _others(self, debug_session: str) -> dict[str, DebugTerminal]:
