@@ -348,7 +348,8 @@ if not TYPE_CHECKING:
             if not name.startswith("_"):
                 hints = __import__("kubetorch.specs.hints", fromlist=["hint"])
                 meant = hints.hint("kubetorch", name)
-                text = f"{text}\nhint: {meant}" if meant else text
+                if meant:  # behind which Python itself would suggest a name of this module
+                    raise AttributeError(f"{text}\nhint: {meant}", name=name, obj=None)
             raise AttributeError(text)
         value = _load(name)
         if name in _MODULES:

@@ -142,15 +142,15 @@ class Busy:
         return "mine"
 
 
-def refused(subject, word):
-    """What a program is told that uses a foreign word."""
+def refusal(subject, word):
+    """The error of a program that uses a foreign word."""
     value = {word: 1}
     ask = {
-        "handle": lambda: getattr(kt.fn(refused, name="f"), word),
+        "handle": lambda: getattr(kt.fn(refusal, name="f"), word),
         "callable": lambda: getattr(kt.cls(Counter)["add"], word),
         "spawned call": lambda: getattr(kt.CallHandle("0" * 32), word),
         "kubetorch": lambda: getattr(kt, word),
-        "to": lambda: kt.fn(refused).to(**value),
+        "to": lambda: kt.fn(refusal).to(**value),
         "kt.Compute": lambda: kt.Compute(**value),
         "autoscale": lambda: kt.Compute().autoscale(**value),
         "distribute": lambda: kt.Compute().distribute(**value),
@@ -158,7 +158,12 @@ def refused(subject, word):
     }[subject]
     with pytest.raises((AttributeError, TypeError, kt.SpecError)) as error:
         ask()
-    return str(error.value)
+    return error.value
+
+
+def refused(subject, word):
+    """What a program is told that uses a foreign word."""
+    return str(refusal(subject, word))
 
 
 @pytest.mark.parametrize("subject", [subject for subject in TABLE if subject != "kt"])
@@ -174,6 +179,14 @@ def test_every_foreign_word_that_is_known_leads_on(subject):
             continue
         name = {"callable": "handle.add", "spawned call": "0" * 32}.get(subject, "f")
         assert hints.hint(subject, word, name) in refused(subject, word), word
+
+
+@pytest.mark.parametrize("subject", ["handle", "callable", "spawned call", "kubetorch", "kt.Image"])
+def test_python_suggests_no_other_name_behind_a_hint(subject, capsys):
+    for word in WORDS[subject].keys() - (VERBS if subject == "handle" else set()):
+        error = refusal(subject, word)
+        sys.__excepthook__(type(error), error, None)
+    assert "Did you mean" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", TABLE["kt"])

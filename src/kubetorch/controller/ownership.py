@@ -63,7 +63,7 @@ def check_owner(
     deployed_by = f", deployed by {_creator_in_words(owner)}" if is_foreign and owner else ""
     replacement = (
         f"{_service_in_words(before)} ran {earlier_origin}{deployed_by}, {use.last_in_words}; "
-        "this deploy replaces the service"
+        "this deploy replaces the service; another name would keep both"
     )
     if deploy.replace:
         return replacement

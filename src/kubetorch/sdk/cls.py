@@ -176,7 +176,8 @@ class Cls(Module[T], Generic[T]):
             return cast("Method", getattr(self._compute, name))
         missing = self._missing(name)
         if missing:
-            raise AttributeError(self._missing_hint(name, missing))
+            # Python itself would suggest an attribute of this object behind the hint.
+            raise AttributeError(self._missing_hint(name, missing), name=name, obj=None)
         return Method(self, name)
 
     def _missing_hint(self, name: str, missing: str) -> str:
@@ -184,7 +185,7 @@ class Cls(Module[T], Generic[T]):
         verbs = (verb for verb in vars(RemoteCallable) if not verb.startswith("_"))
         if name in verbs:
             method = "__call__" if callable(self._local_member("__call__")) else "method"
-            hint: str | None = f'calls are those of a method: handle["{method}"].{name}'
+            hint: str | None = f'methods have .{name}: handle["{method}"].{name}(...)'
         else:
             hint = hints.hint("handle", name, _CALLED, self.service_name)
         if hint is None:

@@ -117,8 +117,9 @@ class Module(Generic[HandleT]):
             is_setting = hasattr(getattr(type(self), name, None), "__set__")
             if not (name.startswith("_") or is_setting or name in self._PLAIN):
                 raise AttributeError(
-                    f"{name!r} cannot be set on {self!r}: its pods would not know of it; give the "
-                    "class a method that sets it, or keep the value in a variable of this program"
+                    f"{name!r} cannot be set on {self!r}: its pods would not know of it\nhint: "
+                    "give the class a method that sets it, or keep the value in a variable of "
+                    "this program"
                 )
             super().__setattr__(name, value)
 

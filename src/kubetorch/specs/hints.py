@@ -31,6 +31,7 @@ def no_attribute(
     message = f"{kind!r} object has no attribute {word!r}"
     suggestion = hint(subject, word, name, service)
     if suggestion is not None:
-        return AttributeError(f"{message}\nhint: {suggestion}")
+        # Python itself would suggest an attribute of the owner behind our hint.
+        return AttributeError(f"{message}\nhint: {suggestion}", name=word, obj=None)
     # Python itself suggests an attribute with a similar name.
     return AttributeError(message, name=word, obj=owner)

@@ -105,9 +105,10 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
         remark = "; calls from Python take it as it is" if is_carried else ""
         hint = f"return its {method}, which JSON carries{remark}"
         advice = values.HINTS.get(type(unfit_part), _PICKLE_HINT)
+        # Without its cause, which tells of the encoder in words that say less.
         raise SerializationError(
             f"JSON cannot carry {description}", hint=hint if method else advice
-        ) from error
+        ) from None
     clash = _find_clash(value) if '":' in text else None
     if clash is not None:
         first, second = clash

@@ -167,7 +167,7 @@ def test_a_class_that_can_be_called_says_where_its_map_is(module):
     """
     remote = kt.cls(module(source).Predictor).to(COMPUTE)
     for verb in ("map", "spawn", "options"):
-        with pytest.raises(AttributeError, match=rf'hint: .*handle\["__call__"\].{verb}'):
+        with pytest.raises(AttributeError, match=rf'hint: methods .*\["__call__"\].{verb}\('):
             getattr(remote, verb)
     with pytest.raises(AttributeError, match=r"hint: kt logs predictor"):
         _ = remote.logs
@@ -203,7 +203,7 @@ def test_a_name_that_is_bound_below_the_deploy_says_that_the_import_ended_there(
     """
     text = errors_of(project, "below.py", source)
     assert "hint: in pods the import of below.py ended at line 10, which deploys or calls" in text
-    assert "so 'f' is missing there" in text
+    assert "so 'f' is not defined there: define it above that line" in text
     # A name that is bound nowhere is Python's own error.
     text = errors_of(project, "below.py", source.replace("return f(x) + ", "return "))
     assert "NameError: name 'wrong' is not defined" in text

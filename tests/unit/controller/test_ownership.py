@@ -90,7 +90,7 @@ def test_ones_own_service_that_nobody_uses_is_replaced_on_this_machine(
     note = check_owner(service, ANN, deploy(origin), ANN, replace(LOCAL, idle=180.0))
     assert note == (
         "the service train in namespace team ran train.py:train of project github.com/acme/shop, "
-        "last used 3 minutes ago; this deploy replaces the service"
+        "last used 3 minutes ago; this deploy replaces the service; another name would keep both"
     )
 
 

@@ -404,9 +404,8 @@ def _explain_name(error: NameError, name: str) -> None:
             exceptions.add_note(
                 error,
                 f"hint: in pods the import of {file} ended at line {ended.line}, which deploys or "
-                f"calls, so {name!r} is missing there: bind it above, a handle too "
-                f"({name} = kt.fn(...)), and deploy below if __name__ == "
-                '"__main__":',
+                f"calls, so {name!r} is not defined there: define it above that line (a handle: "
+                f'{name} = kt.fn(...)), and deploy below if __name__ == "__main__":',
             )
 
 

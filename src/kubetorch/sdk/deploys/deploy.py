@@ -121,13 +121,14 @@ class _Bundle:
         """The compressed blobs; the bar shows the progress of their upload."""
         unique_digests = dict.fromkeys(digests)
         total, sent = sum(self._stream(digest)[0] for digest in unique_digests), 0
+        unit, unit_bytes = ("MiB", 2**20) if total >= 2**20 else ("KiB", 2**10)
 
         def counted(pieces: Iterable[bytes]) -> Iterator[bytes]:
             nonlocal sent
             for piece in pieces:
                 sent += len(piece)
-                done, whole = (f"{size / 2**20:.1f}" for size in (sent, total))
-                bar.update(f"uploading {done} of {whole} MiB", sent / total)
+                done, whole = (f"{size / unit_bytes:.1f}" for size in (sent, total))
+                bar.update(f"uploading {done} of {whole} {unit}", sent / total)
                 yield piece
 
         def stream(digest: str) -> tuple[int, Iterable[bytes]]:
