@@ -20,7 +20,8 @@ class StoreWithKeys:
         self._answer = PathKeys(keys=tuple(PathKey(key=view) for view in views))
         self.leases: list[float] = []
 
-    def ask(self, method: str, path: str, *, body: bytes) -> bytes:
+    def ask(self, method: str, path: str, *, body: bytes, timeout: float) -> bytes:
+        assert timeout > 0
         assert (method, path.rpartition("/")[2]) == ("POST", "find")
         self.leases.append(messages.decode(FindKeys, body).lease_seconds)
         return messages.encode(self._answer)
