@@ -50,7 +50,7 @@ class Census:
         while True:
             now = Census.take()
             found = [
-                *(_describe(child) for child in now.children - self.children if _lives(child)),
+                *(_describe(child) for child in now.children - self.children if self._leaks(child)),
                 *(f"thread {thread.name}" for thread in now.threads - self.threads),
                 *(f"listening on {host}:{port}" for host, port in now.listening - self.listening),
                 *(f"temporary file {name}" for name in sorted(now.files - self.files)),
@@ -58,6 +58,18 @@ class Census:
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.05)
+
+    def _leaks(self, child: psutil.Process) -> bool:
+        """Whether it lives, and is not what an agent that lasts has made in the place of another.
+
+        A zygote that does not answer in time, as on a busy machine, is replaced.
+        """
+        try:
+            owners = {owner.pid for owner in self.children}
+            is_replacement = child.ppid() in owners and child.cmdline()[-1:] == ["zygote"]
+        except psutil.Error:
+            is_replacement = False
+        return _lives(child) and not is_replacement
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
