@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 import os
 import queue
@@ -10,13 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from kubetorch.errors import CallCancelledError
-from kubetorch.pod.user_process import protocol
-from kubetorch.pod.user_process.call_runner import Interruptible
+from kubetorch.pod.user_process import current_call, protocol
+from kubetorch.pod.user_process.call_runner import Interruptible, RunningCall
 from kubetorch.pod.user_process.thread_pool import Job, ThreadPool
+from kubetorch.sdk.calls.call import ThreadWakeup
 from kubetorch.wire import codecs
 
 
@@ -245,6 +250,27 @@ def test_an_interruption_outside_of_the_block_does_nothing() -> None:
         pass
     for _ in range(1000):
         pass
+
+
+def test_a_cancellation_between_two_waits_of_a_thread_ends_the_next_one() -> None:
+    loop = asyncio.new_event_loop()
+    pipe: Any = None
+    call = RunningCall(1, "request", "", None, "json", [], [], pipe, loop)
+
+    def wait_twice() -> str:
+        current_call.current.set(call)
+        wakeup = ThreadWakeup(("inner", "service"))
+        wakeup.wait(0)
+        call.cancel("enough", timed_out=False)
+        with pytest.raises(CallCancelledError, match="enough"):
+            wakeup.wait(60)
+        # What it begins now is a clean-up.
+        ThreadWakeup(("inner", "service")).wait(0)
+        return "cleaned up"
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(contextvars.copy_context().run, wait_twice).result(30) == "cleaned up"
+    loop.close()
 
 
 # -------------------------------------------------------------------------------------- frames

@@ -179,21 +179,36 @@ class RunningCall:
         self._grants.put(0)
         self.loop.call_soon_threadsafe(self._cancel_task)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """True once it is cancelled: what it begins from then on is a clean-up."""
+        return self._is_interrupted
+
     @contextlib.contextmanager
-    def waiting(self, wake: Callable[[], object], awaited: tuple[str, str]) -> Iterator[None]:
+    def waiting(
+        self, wake: Callable[[], object], awaited: tuple[str, str], *, is_cleanup: bool | None
+    ) -> Iterator[None]:
         """While a thread waits for another call: if this call is cancelled, wake it and raise.
 
-        The interpreter interrupts no waiting thread. A wait after the cancellation is a clean-up,
-        and goes on.
+        The interpreter interrupts no waiting thread. A clean-up goes on.
+
+        Args:
+            wake: Ends the wait.
+            awaited: Name of the callable, and of its service if that is known.
+            is_cleanup: Whether this call was cancelled when what is awaited began; `None`: it
+                begins now.
         """
-        was_interrupted = self._is_interrupted
+        if is_cleanup is None:
+            is_cleanup = self._is_interrupted
         wait = (wake, awaited)
         self._waits.append(wait)
         try:
+            if self._is_interrupted and not is_cleanup:
+                wake()  # it was cancelled since, while no wait was there to be woken
             yield
         finally:
             self._waits.remove(wait)
-        if self._is_interrupted and not was_interrupted:
+        if self._is_interrupted and not is_cleanup:
             self.check()
 
     @property

@@ -26,8 +26,12 @@ class CurrentCall(Protocol):
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         """Report the progress of the call to its caller."""
 
+    @property
+    def is_interrupted(self) -> bool:
+        """True once it is cancelled: what it begins from then on is a clean-up."""
+
     def waiting(
-        self, wake: Callable[[], object], awaited: tuple[str, str]
+        self, wake: Callable[[], object], awaited: tuple[str, str], *, is_cleanup: bool | None
     ) -> AbstractContextManager[None]:
         """While a thread waits for another call: if this call is cancelled, wake it and raise."""
 

@@ -206,7 +206,7 @@ class Session(pdb.Pdb):
             return
         self._attachment.callback(self._adapter.close)
         if self._call is not None:
-            wait = self._call.waiting(self._terminal.wake, ("a debugger", ""))
+            wait = self._call.waiting(self._terminal.wake, ("a debugger", ""), is_cleanup=None)
             self._attachment.enter_context(wait)
 
     @contextlib.contextmanager
@@ -215,7 +215,7 @@ class Session(pdb.Pdb):
         if self._call is None:
             yield
             return
-        with self._call.waiting(self._terminal.wake, ("a debugger", "")):
+        with self._call.waiting(self._terminal.wake, ("a debugger", ""), is_cleanup=None):
             yield
 
     def _leave(self) -> None:

@@ -62,6 +62,7 @@ class Call:
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
         self.is_started = self.is_over = False
+        self._is_cleanup = is_cleanup()
         #: Called from any thread when an event arrives; without it the caller's thread reads.
         self.wake: Callable[[], object] | None = None
         #: Called in place of `wake` for events that can wait for the next one.
@@ -122,7 +123,8 @@ class Call:
         """Wait for the next arrival; `None` at the deadline."""
         deadline = self.deadline
         target = self.invocation.target
-        with ends_with_call(self._end_wait, (target.name, target.service)):
+        awaited = (target.name, target.service)
+        with ends_with_call(self._end_wait, awaited, is_cleanup=self._is_cleanup):
             if self._stream is not None and self._pending is not None:
                 return self._stream.wait(self._pending, self._arrived, deadline)
             try:
@@ -421,18 +423,29 @@ class CallSet:
 _NO_CALL = nullcontext()
 
 
+def _current_call() -> Any:  # noqa: ANN401  # a RunningCall, or none
+    context = sys.modules.get("kubetorch.pod.user_process.current_call")
+    return None if context is None else context.current.get()
+
+
+def is_cleanup() -> bool:
+    """True in a call of this worker that was cancelled."""
+    call = _current_call()
+    return call is not None and call.is_interrupted
+
+
 def ends_with_call(
-    wake: Callable[[], object], awaited: tuple[str, str]
+    wake: Callable[[], object], awaited: tuple[str, str], *, is_cleanup: bool | None = None
 ) -> AbstractContextManager[None]:
     """Have a wait end with an error when the call of this worker that waits is cancelled.
 
     Args:
         wake: Ends the wait; it is called by any thread.
         awaited: Name of the callable, and of its service if that is known.
+        is_cleanup: What `is_cleanup()` was when what is awaited began; `None`: it begins now.
     """
-    context = sys.modules.get("kubetorch.pod.user_process.current_call")
-    call = None if context is None else context.current.get()
-    return _NO_CALL if call is None else call.waiting(wake, awaited)
+    call = _current_call()
+    return _NO_CALL if call is None else call.waiting(wake, awaited, is_cleanup=is_cleanup)
 
 
 class ThreadWakeup:
@@ -444,6 +457,7 @@ class ThreadWakeup:
 
     def __init__(self, awaited: tuple[str, str]) -> None:
         self._awaited = awaited
+        self._is_cleanup = is_cleanup()
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
@@ -453,7 +467,7 @@ class ThreadWakeup:
     def wait(self, timeout: float | None) -> None:
         """Returns when it is set, or after `timeout` seconds."""
         try:
-            with ends_with_call(self.set, self._awaited):
+            with ends_with_call(self.set, self._awaited, is_cleanup=self._is_cleanup):
                 self._tokens.get(timeout=None if timeout is None else max(timeout, 0.0))
         except Empty:
             return
