@@ -252,6 +252,40 @@ def test_an_interruption_outside_of_the_block_does_nothing() -> None:
         pass
 
 
+def test_a_thread_can_be_traced_after_another_was_interrupted() -> None:
+    interruptible = Interruptible()
+
+    def interrupt() -> None:
+        while interruptible.thread is None:
+            time.sleep(0.001)
+        interruptible.interrupt(CallCancelledError)
+
+    interrupter = threading.Thread(target=interrupt, daemon=True)
+    interrupter.start()
+    with pytest.raises(CallCancelledError), interruptible:
+        while True:
+            pass
+    interrupter.join()
+
+    def call() -> None:
+        """A debugger stops where a function begins."""
+
+    def trace(*_: object) -> None:
+        begun.set()
+
+    def run() -> None:
+        sys.settrace(trace)
+        call()
+        sys.settrace(None)
+
+    begun = threading.Event()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert begun.is_set()
+
+
 def test_a_cancellation_between_two_waits_of_a_thread_ends_the_next_one() -> None:
     loop = asyncio.new_event_loop()
     pipe: Any = None

@@ -54,16 +54,17 @@ _MISSING = object()
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _set_exception.restype = ctypes.c_int
-_clear_exception = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
-    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
-)
+
+
+class _LastException(BaseException):
+    """Takes the place of an exception that was not delivered."""
 
 
 class Interruptible:
     """A stretch of code that can be interrupted once.
 
     The interpreter delivers the exception at some later moment; leaving the block waits for the
-    interrupter and clears an exception that was not delivered, so none ever arrives behind it:
+    interrupter and takes an exception that was not delivered, so none ever arrives behind it:
 
         with call.interruptible:
             user_code()
@@ -89,7 +90,14 @@ class Interruptible:
             # then there is none left to take back.
             self._gate = None
             gate.acquire()
-            _clear_exception(threading.get_ident(), None)
+            # To be delivered, and not just cleared: until an exception is, the interpreter has all
+            # threads look for theirs at each step, and before 3.12 a traced one looks for ever.
+            try:
+                _set_exception(threading.get_ident(), _LastException)
+                while True:
+                    pass
+            except _LastException:
+                pass
 
     @property
     def thread(self) -> int | None:
