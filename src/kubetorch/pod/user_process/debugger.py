@@ -497,8 +497,7 @@ def _collections(on_event: Callable[[FrameType | None], None]) -> Iterator[None]
     """Call this function where a thread makes an object, in the thread.
 
     No Python below 3.12 lets a thread trace another one, nor a later one whose tools are all taken.
-    But a thread that makes an object may have
-    to collect garbage, and calls `gc.callbacks`.
+    But a thread that makes an object may have to collect garbage, and calls `gc.callbacks`.
     """
 
     def on_collection(phase: str, _: object) -> None:
