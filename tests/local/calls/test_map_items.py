@@ -23,6 +23,7 @@ import kubetorch as kt
 
 lock = threading.Lock()
 now = 0
+peaks = {}
 
 def seeded(i):
     random.seed(i)
@@ -45,6 +46,21 @@ def busy(i, seconds=0.05):
         now += 1
         seen = now
     time.sleep(seconds)
+    with lock:
+        now -= 1
+    return seen
+
+def meet_beside(i, name, count):
+    # Waits until `count` items of a map of that name are there, or have been.
+    global now
+    with lock:
+        now += 1
+        seen = now
+        peaks[name] = max(seen, peaks.get(name, 0))
+    end = time.monotonic() + 60
+    while peaks[name] < count and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(0.05)
     with lock:
         now -= 1
     return seen
@@ -185,10 +201,11 @@ def test_an_instance_that_is_mapped_loses_no_update(deploy: Any) -> None:
 
 def test_a_window_or_a_declared_concurrency_lets_items_run_side_by_side(deploy: Any) -> None:
     assert max(deploy("busy").map(range(12))) == 1
-    assert max(deploy("busy").map(range(24), window=6)) == 6
-    bounded = deploy("busy", concurrency=3)
-    assert max(bounded.map(range(24))) == 3
-    assert max(bounded.map(range(24), window=12)) == 3
+    meet_beside = deploy("meet_beside")
+    assert max(meet_beside.map(range(24), ["open"] * 24, [6] * 24, window=6)) == 6
+    bounded = deploy("meet_beside", concurrency=3)
+    assert max(bounded.map(range(24), ["bounded"] * 24, [3] * 24)) == 3
+    assert max(bounded.map(range(24), ["wide"] * 24, [3] * 24, window=12)) == 3
 
 
 def test_quick_items_run_one_at_a_time_though_they_are_in_their_process_before(deploy: Any) -> None:
@@ -332,6 +349,5 @@ def test_ctrl_c_in_a_map_cancels_the_items_that_run_and_those_that_wait(
     until(lambda: len(names(folder)) == 2 and calls() > 2)
     program.send_signal(signal.SIGINT)
     assert "calls that run are cancelled" in program.communicate(timeout=60)[1]
-    end.touch()
     until(lambda: calls() == 0)
     assert len(names(folder)) == 2
