@@ -23,6 +23,7 @@ from kubetorch.errors import (
     KubetorchError,
     WorkerDiedError,
 )
+from kubetorch.sdk import backend
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -79,7 +80,7 @@ def mark_and_wait(file, end):
 def die_in(pod):
     if os.environ["POD_NAME"] == pod:
         os.kill(os.getpid(), 9)
-    time.sleep(30)
+    time.sleep(600)
 
 def count(n):
     for i in range(n):
@@ -147,6 +148,17 @@ def once_there_are(count, folder, kill):
         yield
     finally:
         killer.join()
+
+
+def stream_to(handle, pod_name):
+    """The stream on which items of this process go to a pod."""
+    route = backend.route(backend.session(), "default", handle.service_name)
+
+    def connected():
+        list(handle.map([0] * 3))
+        return next((stream for stream in route.streams() if stream.pod == pod_name), None)
+
+    return eventually(connected)
 
 
 def pod_names(handle):
@@ -226,12 +238,13 @@ def test_an_item_with_a_key_goes_to_the_same_pod_again(deployed):
 
 def test_an_item_goes_to_another_pod_when_one_is_away(deployed):
     remote = deployed("sleep")
-    pods = remote.service_config["pods"]
-    agent = psutil.Process(pods[0]["pid"])
+    pod = remote.service_config["pods"][0]
+    stream = stream_to(remote, pod["name"])
+    agent = psutil.Process(pod["pid"])
     agent.kill()
-    # Until it has ended, and this end has heard of it, it may take an item still.
+    # Until it has ended, and this end knows, it may take an item still.
     psutil.wait_procs([agent], timeout=60)
-    time.sleep(0.2)
+    eventually(lambda: not stream.accepts_calls)
     assert len(set(remote.map([0.05] * 20, window=4))) >= 2
     # It was started again; a map that goes on uses it again.
     items = remote.map(itertools.repeat(0.05), window=3)
@@ -369,7 +382,7 @@ def test_a_worker_that_is_killed_fails_the_call_and_names_its_pod(deployed):
     begun = time.monotonic()
     with pytest.raises(WorkerDiedError) as caught:
         remote(names[1])
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
     assert caught.value.pod_name == names[1]
 
 
@@ -391,11 +404,11 @@ def test_a_spawned_call_has_one_handle_for_all_pods(deployed):
     say = deployed("say")
     names = pod_names(say)
     handle = say.spawn("spawned")
-    assert handle.get(timeout=20) == names
+    assert handle.get(timeout=60) == names
     assert handle.done()
     assert handle.status() == "succeeded"
     unpickled = pickle.loads(pickle.dumps(handle))
-    assert unpickled.result(timeout=20) == names
+    assert unpickled.result(timeout=60) == names
     assert asyncio.run(_get(kt.CallHandle.from_id(handle.id))) == names
 
 
@@ -407,7 +420,7 @@ def test_a_spawned_call_that_fails_on_one_pod_goes_on_on_the_others(deployed):
     fail_in = deployed("fail_in")
     handle = fail_in.spawn([1], pod_names(fail_in))
     with pytest.raises(ValueError, match="bad 1") as caught:
-        handle.get(timeout=20)
+        handle.get(timeout=60)
     assert caught.value.other_errors == ()
     assert handle.status() == "failed"
     assert [call.status() for call in handle.calls] == ["succeeded", "failed", "succeeded"]
@@ -420,7 +433,7 @@ def test_a_spawned_call_is_cancelled_on_all_pods(deployed):
     assert handle.status() == "running"
     handle.cancel()
     with pytest.raises(CallCancelledError):
-        handle.get(timeout=20)
+        handle.get(timeout=60)
 
 
 def test_ctrl_c_ends_the_call_on_all_pods(deployed, tmp_path):
@@ -517,5 +530,9 @@ def test_a_post_fails_when_an_agent_is_killed(deployed, tmp_path):
     # Until it has ended it may take a call still, which nobody can tell from one that it began.
     psutil.wait_procs([agent], timeout=60)
 
-    status, body = post(remote, 0)
-    assert (status, len(set(json.loads(body)))) == (200, 3)
+    def attempt():
+        status, body = post(remote, 0)
+        assert status in (200, 503)  # until the agents of the other pods know
+        return body if status == 200 else None
+
+    assert len(set(json.loads(eventually(attempt)))) == 3

@@ -12,6 +12,7 @@ import pytest
 import kubetorch as kt
 from benchmarks import wheels
 from shared import WHOLE
+from tests.local.calling import until
 
 #: What takes longer than a sample may.
 whole = pytest.mark.skipif(not WHOLE, reason="needs KT_TEST_WHOLE=1")
@@ -230,7 +231,7 @@ class Notes:
 
     def ask(self, number):
         os.kill(os.getpid(), number)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self.signals and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.signals
@@ -239,27 +240,28 @@ class Notes:
         self.signals.append(number)
         sys.exit(3)
 
-    def ring(self):
+    def ring(self, path):
         self.gate.set()
-        deadline = time.monotonic() + 20
-        while self.waits and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while not (os.path.exists(path) and self.is_idle()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.3)  # in which its answer goes away, too
         self.signals = []
         return self.ask(signal.SIGUSR2)
 
-    def hang(self, text):
+    def is_idle(self):
+        frame = sys._current_frames()[threading.main_thread().ident]
+        return frame.f_code.co_name == "_wait_at_gate"
+
+    def hang(self, text, path):
         self.add(text)
+        open(path, "w").close()
         while True:
             time.sleep(0.01)
 
-    def wait(self):
-        self.waits = True
+    def wait(self, path):
         self.gate.clear()
-        try:
-            return self.gate.wait(20)
-        finally:
-            self.waits = False
+        open(path, "w").close()
+        return self.gate.wait(60)
 
     def open(self):
         self.gate.set()
@@ -290,20 +292,21 @@ def alarm():
 """
 
 
-def waiting_there(notes, threads):
+def waiting_there(notes, threads, folder):
     """A call that waits on the thread of the instance: it goes elsewhere if that has another."""
-    for _ in range(100):
-        waits = threads.submit(notes.wait)
-        time.sleep(0.1)
+    for number in range(100):
+        begun = folder / f"wait {number}"
+        waits = threads.submit(notes.wait, str(begun))
+        until(begun.exists)
         if not notes.is_here():
             return waits
         notes.open()
-        waits.result(30)
+        waits.result(60)
     raise AssertionError("no call waits on the thread of the instance")
 
 
 def test_what_is_bound_to_a_thread_works_between_the_constructor_and_methods(
-    deployed,
+    deployed, tmp_path
 ):
     _, notes = deployed(NOTES, "Notes")
     assert [notes.add(str(n)) for n in range(300)] == list(range(1, 301))
@@ -314,14 +317,17 @@ def test_what_is_bound_to_a_thread_works_between_the_constructor_and_methods(
     assert notes.alarm() is True
     # A call that is running there sends the others elsewhere, and gives the thread back.
     with ThreadPoolExecutor(1) as threads:
-        waits = waiting_there(notes, threads)
+        waits = waiting_there(notes, threads, tmp_path)
         notes.open()
-        assert waits.result(20) is True
+        assert waits.result(60) is True
     assert notes.open() is True
     assert notes.add("after") == 301
     # So does one that is interrupted there.
-    with pytest.raises(kt.CallTimeoutError):
-        notes.hang.options(timeout=5)("kept")  # it is there by then
+    hangs = notes.hang.spawn("kept", str(tmp_path / "hangs"))
+    until((tmp_path / "hangs").exists)
+    hangs.cancel()
+    with pytest.raises(kt.CallCancelledError):
+        hangs.get(timeout=60)
     assert notes.add("and again") == 303
 
 
@@ -333,13 +339,14 @@ def test_a_signal_handler_that_a_call_cannot_set_has_a_hint(deployed):
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
-def test_a_handler_of_signals_may_raise_while_the_thread_waits(deployed):
+def test_a_handler_of_signals_may_raise_while_the_thread_waits(deployed, tmp_path):
     _, notes = deployed(NOTES, "Notes")
-    with ThreadPoolExecutor(1) as threads:
-        waits = waiting_there(notes, threads)
-        assert notes.ring() == [12]
-        notes.open()
-        assert waits.result(20) is True
+    with ThreadPoolExecutor(2) as threads:
+        waits = waiting_there(notes, threads, tmp_path)
+        rings = threads.submit(notes.ring, str(tmp_path / "answered"))
+        assert waits.result(60) is True
+        (tmp_path / "answered").touch()
+        assert rings.result(60) == [12]
     assert notes.is_here() is True
     assert notes.add("after") == 1
 
