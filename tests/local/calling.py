@@ -15,6 +15,9 @@ from kubetorch.sdk.calls.route import Resolver, Route
 from kubetorch.specs.logging import LoggingConfig
 from tests.local.scripted_agent import ScriptedAgent
 
+#: Timeouts of calls: the first one suffices on an idle machine.
+TIMEOUTS = (1.5, 6.0, 60.0)
+
 
 @contextmanager
 def route_to(resolve: Resolver, *, ping_after: float = 10.0) -> Iterator[Route]:
@@ -72,6 +75,14 @@ class InThread:
         self._thread.join(seconds)
         assert not self._thread.is_alive()
         return self
+
+
+def with_longer_timeouts(attempt: Callable[[float], bool]) -> None:
+    """Make an attempt with ever longer timeouts until it succeeds: a busy machine gets on, too.
+
+    The attempt returns false where its calls needed more time than they had.
+    """
+    assert any(attempt(timeout) for timeout in TIMEOUTS)
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:

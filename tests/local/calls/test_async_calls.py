@@ -17,7 +17,7 @@ from kubetorch.errors import (
 )
 from kubetorch.sdk.calls.caller import Caller, Target
 from kubetorch.sdk.calls.route import Location
-from tests.local.calling import InThread, caller, route_to, until
+from tests.local.calling import InThread, caller, route_to, until, with_longer_timeouts
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 
 
@@ -233,27 +233,31 @@ def test_lines_are_printed_before_the_value(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_hurried_call_that_comes_first_does_not_hurry_those_that_wait_with_it() -> None:
-    may_connect = threading.Event()
+    def attempt(timeout: float) -> bool:
+        may_connect = threading.Event()
 
-    def resolve() -> Location:
-        if not may_connect.is_set():
-            raise ControllerUnavailableError("not yet")
-        return agent.locate()
+        def resolve() -> Location:
+            if not may_connect.is_set():
+                raise ControllerUnavailableError("not yet")
+            return agent.locate()
 
-    async def main() -> None:
-        echo = caller(route, "echo", async_=True)
-        hurried = asyncio.create_task(echo.options(timeout=1.0)(1))
-        await asyncio.sleep(0)
-        patient = asyncio.create_task(echo(2))
-        with pytest.raises(CallTimeoutError) as caught:
-            await hurried
-        assert "not yet" in str(caught.value.__cause__)
-        may_connect.set()
-        assert await patient == [2]
+        async def main() -> BaseException | None:
+            echo = caller(route, "echo", async_=True)
+            hurried = asyncio.create_task(echo.options(timeout=timeout)(1))
+            await asyncio.sleep(0)
+            patient = asyncio.create_task(echo(2))
+            with pytest.raises(CallTimeoutError) as caught:
+                await hurried
+            may_connect.set()
+            assert await patient == [2]
+            return caught.value.__cause__
 
-    with ScriptedAgent() as agent, route_to(resolve) as route:
-        asyncio.run(main())
-        assert agent.connects == 1
+        with ScriptedAgent() as agent, route_to(resolve) as route:
+            cause = asyncio.run(main())
+            assert agent.connects == 1
+        return "not yet" in str(cause)
+
+    with_longer_timeouts(attempt)
 
 
 def test_a_hurried_call_does_not_wait_as_long_as_those_that_came_before_it() -> None:

@@ -284,7 +284,7 @@ def test_a_timeout_is_kept_even_if_the_agent_says_nothing() -> None:
         begin = time.monotonic()
         with pytest.raises(CallTimeoutError, match=r"within its timeout of 1.5 s"):
             caller(route, "never", timeout=1.5)()
-        assert 1.5 < time.monotonic() - begin < 30
+        assert 1.5 < time.monotonic() - begin < 60
         assert 0 < agent.opened[-1].timeout <= 1.5
         until(lambda: agent.cancelled)
 

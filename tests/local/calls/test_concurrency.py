@@ -18,7 +18,8 @@ import kubetorch as kt
 from kubetorch.cli import inspection
 from kubetorch.cli.output import Output
 from kubetorch.sdk import backend
-from tests.local.calling import InThread, until
+from kubetorch.sdk.tuning import TIMING
+from tests.local.calling import InThread, until, with_longer_timeouts
 from tests.shared import WHOLE
 
 MODULE = """
@@ -239,17 +240,23 @@ def test_a_timeout_counts_from_the_begin_of_the_run_and_queue_timeout_bounds_the
     deploy: Any, tmp_path: Path
 ) -> None:
     probe = deploy("timed", concurrency=1)
-    first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
-    until((tmp_path / "began").exists)
-    with pytest.raises(kt.CallTimeoutError, match=r"did not begin within its queue_timeout of 0.2"):
-        probe.work.options(queue_timeout=0.2)(0, "impatient")
-    # Longer than its timeout, and what this end adds to it.
-    waits = InThread(probe.work.options(timeout=2), 0, "patient")
-    time.sleep(5)
-    (tmp_path / "end").touch()
-    assert first.join().value == "held"
-    assert waits.join().value == "patient"
-    assert probe.seen()[1] == ["patient"]
+
+    def attempt(timeout: float) -> bool:
+        began, end = tmp_path / f"began {timeout}", tmp_path / f"end {timeout}"
+        first = InThread(probe.hold, str(began), str(end))
+        until(began.exists)
+        refusal = r"did not begin within its queue_timeout of 0.2"
+        with pytest.raises(kt.CallTimeoutError, match=refusal):
+            probe.work.options(queue_timeout=0.2)(0, "impatient")
+        waits = InThread(probe.work.options(timeout=timeout), 0, "patient")
+        # Longer than its timeout, and what this end adds to it.
+        time.sleep(timeout + TIMING.call_timeout_grace_seconds + 1)
+        end.touch()
+        assert first.join().value == "held"
+        return waits.join().value == "patient"
+
+    with_longer_timeouts(attempt)
+    assert set(probe.seen()[1]) == {"patient"}
     with pytest.raises(kt.CallTimeoutError, match="did not end"):
         probe.work.options(timeout=0.2)(60, "long")
 
@@ -309,7 +316,7 @@ def test_more_calls_than_may_wait_are_refused(deploy: Any, tmp_path: Path) -> No
     with pytest.raises(kt.QueueFullError, match="2 calls wait already") as caught:
         probe.work(0, "refused")
     assert caught.value.status == 429
-    assert [call.status() for call in waiting] == ["waiting", "waiting"]
+    until(lambda: [call.status() for call in waiting] == ["waiting", "waiting"])
     assert not any(call.done() for call in waiting)
     # Items of a map wait in their program while they may not in the pod.
     items = InThread(
@@ -336,7 +343,7 @@ def test_callers_take_turns(deploy: Any, tmp_path: Path) -> None:
     many = [probe.work.spawn(0, f"many {number}") for number in range(20)]
     alone = threading.Thread(target=_post, args=(probe, "alone"))
     alone.start()
-    time.sleep(0.5)
+    until(lambda: (queue := view(probe).pods[0].queue) and queue.waiting == 21)
     (tmp_path / "end").touch()
     alone.join()
     assert [call.result() for call in many]

@@ -25,7 +25,7 @@ from kubetorch.wire import frames
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import Ending, PodView
-from tests.local.calling import InThread, caller, cuts, route_to, until
+from tests.local.calling import InThread, caller, cuts, route_to, until, with_longer_timeouts
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
 
@@ -184,10 +184,16 @@ def test_a_call_that_nobody_takes_in_time_says_so() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening: refuses
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with route_to(lambda: Location((url,), "token")) as route:
-            with pytest.raises(CallTimeoutError) as raised:
-                caller(route, "echo", timeout=1.0)(1)
-            assert isinstance(raised.value.__cause__, CallRefusedError)
+
+        def attempt(timeout: float) -> bool:
+            with (
+                route_to(lambda: Location((url,), "token")) as route,
+                pytest.raises(CallTimeoutError) as raised,
+            ):
+                caller(route, "echo", timeout=timeout)(1)
+            return isinstance(raised.value.__cause__, CallRefusedError)
+
+        with_longer_timeouts(attempt)
 
 
 def test_an_expired_token_is_refreshed_once() -> None:

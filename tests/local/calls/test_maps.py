@@ -101,13 +101,22 @@ def test_inputs_are_taken_as_calls_start_so_they_may_be_endless() -> None:
 
 
 def test_leaving_early_cancels_what_runs() -> None:
-    with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
-        caller(route, "echo")(1)  # there is a connection
-        agent.opened.clear()
-        results = caller(route, "never", timeout=1.5).map(range(10), window=3)
-        with pytest.raises(CallTimeoutError):
+    are_all_there = asyncio.Event()
+
+    async def fail_first(call: Call) -> None:
+        if len(agent.opened) == 3:
+            are_all_there.set()
+        if call.args[0] != 0:
+            await never(call)
+        else:
+            await are_all_there.wait()
+            call.error(ValueError("the first one"))
+
+    with ScriptedAgent(fail_first=fail_first) as agent, route_to(agent.locate) as route:
+        results = caller(route, "fail_first").map(range(10), window=3)
+        with pytest.raises(ValueError, match="the first one"):
             next(results)
-        until(lambda: len(agent.cancelled) == 3)
+        until(lambda: len(agent.cancelled) == len(agent.opened) - 1)
         assert len(agent.opened) == 3
 
 
