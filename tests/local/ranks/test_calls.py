@@ -338,7 +338,7 @@ def test_many_calls_at_once_do_not_mix(work):
 
 def test_a_spawned_call_has_one_handle(work):
     handle = work.spawn("rank")
-    assert handle.get(timeout=20) == [0, 1, 2, 3]
+    assert handle.get(timeout=60) == [0, 1, 2, 3]
 
 
 def test_a_call_with_a_key_runs_once(work):
@@ -417,7 +417,7 @@ def test_a_pod_that_was_told_to_end_is_in_no_later_world(alone, tmp_path):
     end_softly(pods(remote)[2])
     assert remote("sleep", 0, restart_procs=True) == [0, 1]
     with pytest.raises(KubetorchError):
-        running.get(timeout=20)
+        running.get(timeout=60)
 
 
 def test_a_lost_pod_is_no_error_for_those_that_take_who_is_there(alone):
@@ -494,7 +494,7 @@ def test_a_reload_in_the_middle_of_a_call_lets_it_end(alone):
     handle = remote.spawn("sleep", 2)
     redeployed = remote.to(compute(tree_fanout=40))
     assert redeployed("where") != before
-    assert handle.get(timeout=20) == [0, 1, 2, 3]
+    assert handle.get(timeout=60) == [0, 1, 2, 3]
 
 
 def test_a_deploy_that_replaces_the_pods_ends_a_call_with_the_reason(alone):
@@ -503,7 +503,7 @@ def test_a_deploy_that_replaces_the_pods_ends_a_call_with_the_reason(alone):
     redeployed = remote.to(compute(env_vars={"NEWER": "1"}))
     assert redeployed("rank") == [0, 1, 2, 3]
     with pytest.raises(kt.WorkerMembershipChanged) as caught:
-        handle.get(timeout=20)
+        handle.get(timeout=60)
     assert set(caught.value.reasons.values()) == {"Deleted"}
     assert "newer pods took its place" in str(caught.value)
     assert "call again" in str(caught.value)

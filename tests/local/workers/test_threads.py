@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from kubetorch.pod.user_process.call_runner import Interruptible, RunningCall
 from kubetorch.pod.user_process.thread_pool import Job, ThreadPool
 from kubetorch.sdk.calls.call import ThreadWakeup
 from kubetorch.wire import codecs
+from tests.local.calling import until
 
 
 class Pool:
@@ -37,7 +39,7 @@ class Pool:
         self._is_made = threading.Event()
         if has_home:
             self.home.start()
-            assert self._is_made.wait(20)
+            assert self._is_made.wait(60)
 
     def _wait_for_unread(self) -> None:
         while self.jobs.empty() and not self._is_closed.is_set():
@@ -78,7 +80,7 @@ def pool():
     for open_pool in pools:
         open_pool.close()
         if open_pool.home.is_alive():
-            open_pool.home.join(20)
+            open_pool.home.join(60)
             assert not open_pool.home.is_alive()
 
 
@@ -89,8 +91,8 @@ def names() -> set[str]:
 def test_jobs_that_wait_for_each_other_all_run(pool) -> None:
     p = pool(10)
     barrier = threading.Barrier(10)
-    for done in [p.run("wait", lambda: barrier.wait(20)) for _ in range(10)]:
-        assert done.wait(20)
+    for done in [p.run("wait", lambda: barrier.wait(60)) for _ in range(10)]:
+        assert done.wait(60)
 
 
 def test_no_more_jobs_than_allowed_run_at_once(pool) -> None:
@@ -103,13 +105,13 @@ def test_no_more_jobs_than_allowed_run_at_once(pool) -> None:
         with lock:
             running += 1
             most = max(most, running)
-        barrier.wait(20)
+        barrier.wait(60)
         time.sleep(0.02)
         with lock:
             running -= 1
 
     for done in [p.run("job", job) for _ in range(21)]:
-        assert done.wait(20)
+        assert done.wait(60)
     assert most == 3
 
 
@@ -117,20 +119,20 @@ def test_quick_jobs_need_no_more_threads(pool) -> None:
     before = len(names())
     p = pool(40)
     for _ in range(500):
-        assert p.run("quick", lambda: None).wait(20)
+        assert p.run("quick", lambda: None).wait(60)
     assert len(names()) - before < 20
 
 
 def test_a_job_that_is_slow_for_once_does_not_hold_up_the_others(pool) -> None:
     p = pool(40)
     for _ in range(300):
-        assert p.run("mostly quick", lambda: None).wait(20)
+        assert p.run("mostly quick", lambda: None).wait(60)
     gate = threading.Event()
     slow = [p.run("mostly quick", lambda: gate.wait(60)) for _ in range(20)]
-    assert p.run("mostly quick", lambda: None).wait(20)
+    assert p.run("mostly quick", lambda: None).wait(60)
     assert not any(done.is_set() for done in slow)
     gate.set()
-    assert all(done.wait(20) for done in slow)
+    assert all(done.wait(60) for done in slow)
 
 
 @pytest.mark.parametrize("has_home", [False, True])
@@ -149,14 +151,14 @@ def test_jobs_in_line_run_one_after_the_other_and_others_beside_them(
     # Some wait behind another one, some come when none runs.
     for first in range(0, 400, 20):
         jobs = [p.run("line", functools.partial(job, first + n), in_line=True) for n in range(20)]
-        assert all(done.wait(20) for done in jobs)
+        assert all(done.wait(60) for done in jobs)
     assert order == list(range(400))
     gate = threading.Event()
     held_jobs = [p.run("line", lambda: gate.wait(60), in_line=True) for _ in range(2)]
-    assert p.run("other", lambda: None).wait(20)
+    assert p.run("other", lambda: None).wait(60)
     assert not any(done.is_set() for done in held_jobs)
     gate.set()
-    assert all(done.wait(20) for done in held_jobs)
+    assert all(done.wait(60) for done in held_jobs)
 
 
 def test_a_job_runs_at_home_unless_another_does(pool) -> None:
@@ -167,16 +169,16 @@ def test_a_job_runs_at_home_unless_another_does(pool) -> None:
         pause = 0.002 if number % 7 == 0 else 0.0
         name = str(number % 3)
         job = p.run(name, lambda pause=pause: time.sleep(pause) or places.append(current_thread()))
-        assert job.wait(20)
+        assert job.wait(60)
     assert set(places) == {p.home}
     gate = threading.Event()
     holds = p.run("holds", lambda: gate.wait(60))
     elsewhere = [p.run("other", lambda: places.append(current_thread())) for _ in range(20)]
-    assert all(done.wait(20) for done in elsewhere)
+    assert all(done.wait(60) for done in elsewhere)
     assert p.home not in places[400:]
     gate.set()
-    assert holds.wait(20)
-    assert p.run("other", lambda: places.append(current_thread())).wait(20)
+    assert holds.wait(60)
+    assert p.run("other", lambda: places.append(current_thread())).wait(60)
     assert places[-1] is p.home
 
 
@@ -195,7 +197,7 @@ def test_every_job_runs_exactly_once_under_load(pool, has_home: bool) -> None:
             time.sleep(0.003)
 
     events = [p.run(str(i % 3), lambda i=i: job(i)) for i in range(5000)]
-    assert all(event.wait(20) for event in events)
+    assert all(event.wait(60) for event in events)
     assert set(counts) == {1}
 
 
@@ -443,22 +445,45 @@ def test_a_worker_gets_the_descriptor_of_a_frame_that_was_sent_with_another(sock
         os.close(open_descriptor)
 
 
+def wait_until_asleep(thread: threading.Thread) -> None:
+    """Wait until a thread waits in the system, and for no lock of the interpreter."""
+    if sys.platform != "linux":
+        time.sleep(0.5)
+        return
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+
+    def is_asleep() -> bool:
+        before = status.read_text()
+        time.sleep(0.01)  # the lock is free: a thread that waits for it counts one more switch
+        return "State:\tS" in before and _switches(before) == _switches(status.read_text())
+
+    until(is_asleep)
+
+
+def _switches(status: str) -> list[str]:
+    return [line for line in status.splitlines() if "ctxt_switches" in line]
+
+
 def test_of_two_that_wait_for_a_frame_the_reader_is_woken(sockets) -> None:
     sending, receiving = sockets
     agent = protocol.AgentSocket(receiving)
     woken = threading.Event()
     deputy = threading.Thread(target=lambda: (agent.wait_for_unread(), woken.set()), daemon=True)
     deputy.start()
-    reader = threading.Thread(target=lambda: [agent.read() for _ in range(3)], daemon=True)
+    read_frames: list[protocol.Frame] = []
+    reader = threading.Thread(
+        target=lambda: [read_frames.append(agent.read()) for _ in range(3)], daemon=True
+    )
     reader.start()
     for number in range(3):
-        time.sleep(0.5)  # in which the reader waits again
+        until(lambda number=number: len(read_frames) == number)
+        wait_until_asleep(reader)
         sending.sendall(protocol.pack(protocol.GRANT, number))
-    reader.join(20)
+    reader.join(60)
     if sys.platform == "linux":
         assert not woken.wait(0.1)
     sending.sendall(protocol.pack(protocol.GRANT, 3))
-    assert woken.wait(20)
+    assert woken.wait(60)
 
 
 def test_sizes_and_codec_survive() -> None:
