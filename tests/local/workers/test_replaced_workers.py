@@ -15,6 +15,7 @@ import kubetorch as kt
 from kubetorch.sdk import backend
 from shared import WHOLE
 from tests.local import commands
+from tests.local.calling import until, with_longer_timeouts
 
 JOBS = """
 import os
@@ -24,6 +25,18 @@ def nap(seconds):
     print("naps", flush=True)
     time.sleep(seconds)
     return os.getpid()
+
+def hang(begun):
+    open(begun, "w").close()
+    end = time.monotonic() + 600
+    while time.monotonic() < end:
+        try:
+            time.sleep(600)
+        except BaseException:  # an interruption that came before the sleep
+            pass
+
+def work(name, *args):
+    return globals()[name](*args)
 
 class Notes:
     def __init__(self):
@@ -37,6 +50,10 @@ class Notes:
             print("naps", flush=True)
             time.sleep(seconds)
         return list(self.kept)
+
+    def hang(self, begun):
+        self.kept.append("lost")
+        hang(begun)
 
     def die(self, slow=False):
         if slow:
@@ -92,12 +109,18 @@ def deploy():
         module.teardown()
 
 
-def test_a_call_after_a_timeout_does_not_meet_the_worker_that_goes(jobs, deploy):
-    nap = deploy(kt.fn(jobs.nap))
-    before = nap(0)
-    with pytest.raises(kt.CallTimeoutError):
-        nap.options(timeout=1.5)(60)  # it runs by then
-    assert nap(3) != before
+def test_a_call_after_a_timeout_does_not_meet_the_worker_that_goes(jobs, deploy, tmp_path):
+    work = deploy(kt.fn(jobs.work))
+    before = work("nap", 0)
+
+    def attempt(timeout):
+        begun = tmp_path / f"begun {timeout}"
+        with pytest.raises(kt.CallTimeoutError):
+            work.options(timeout=timeout)("hang", str(begun))
+        return begun.exists()
+
+    with_longer_timeouts(attempt)
+    assert work("nap", 3) != before
 
 
 def test_a_call_after_one_that_can_be_interrupted_stays_there(jobs, deploy):
@@ -132,10 +155,14 @@ def interrupt(program, service, *arguments):
         first.wait(30)
 
 
-def stuck(notes):
+def stuck(notes, folder):
     """Have the worker be replaced: a call that cannot be interrupted."""
-    with pytest.raises(kt.CallTimeoutError):
-        notes.add.options(timeout=1.5)("lost", seconds=60)  # it runs by then
+    begun = folder / "begun"
+    call = notes.hang.spawn(str(begun))
+    until(begun.exists)
+    call.cancel()
+    with pytest.raises(kt.CallCancelledError):
+        call.get(timeout=60)
 
 
 def added(notes, note):
@@ -148,19 +175,19 @@ def added(notes, note):
     ]
 
 
-def test_asking_for_a_name_takes_no_warning_from_the_next_call(jobs, deploy):
+def test_asking_for_a_name_takes_no_warning_from_the_next_call(jobs, deploy, tmp_path):
     notes = deploy(kt.cls(jobs.Notes))
     assert added(notes, 1) == ([1], [])
-    stuck(notes)
+    stuck(notes, tmp_path)
     assert not hasattr(notes, "missing")
     notes_kept, warned = added(notes, 2)
     assert (notes_kept, len(warned)) == ([2], 1)
 
 
-def test_an_instance_that_is_replaced_says_so_to_the_next_call(jobs, deploy):
+def test_an_instance_that_is_replaced_says_so_to_the_next_call(jobs, deploy, tmp_path):
     notes = deploy(kt.cls(jobs.Notes))
     assert [added(notes, 1), added(notes, 2)] == [([1], []), ([1, 2], [])]
-    stuck(notes)
+    stuck(notes, tmp_path)
     notes_kept, (warned,) = added(notes, 4)
     assert notes_kept == [4]
     assert "could not be interrupted" in warned
@@ -240,10 +267,10 @@ def test_the_log_says_it_too(jobs, deploy):
     assert log_text.count("is a new instance (") == 1, log_text
 
 
-def test_a_class_may_have_the_next_call_fail(jobs, deploy):
+def test_a_class_may_have_the_next_call_fail(jobs, deploy, tmp_path):
     notes = deploy(kt.cls(jobs.Notes, on_replace="error"))
     assert notes.add(1) == [1]
-    stuck(notes)
+    stuck(notes, tmp_path)
     with pytest.raises(kt.InstanceReplacedError, match="could not be interrupted"):
         notes.add(2)
     assert added(notes, 3) == ([3], [])
