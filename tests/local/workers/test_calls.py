@@ -63,6 +63,12 @@ class Shop:
         self.started.set()
         time.sleep(seconds)
         return "slept"
+    def pause(self, path=None, count=1):
+        if path is not None:
+            self.barrier(count)
+            while not os.path.exists(path):
+                time.sleep(0.01)
+        return "paused"
     async def asleep(self, seconds):
         try:
             await asyncio.sleep(seconds)
@@ -147,10 +153,16 @@ class Shop:
             body = b"<p>hi</p>"
             media_type = "text/html"
         return Response()
+    async def abarrier(self, n):
+        self.waiting = getattr(self, "waiting", 0) + 1
+        end = time.monotonic() + 60
+        while self.waiting < n and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return self.waiting >= n
     def barrier(self, n):
         with self.lock():
             self.waiting = getattr(self, "waiting", 0) + 1
-        end = time.monotonic() + 25
+        end = time.monotonic() + 60
         while self.waiting < n and time.monotonic() < end:
             time.sleep(0.001)
         return self.waiting >= n
@@ -350,11 +362,13 @@ def test_more_calls_than_threads_are_refused_with_the_reason(folder: Path) -> No
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop", threads=2)
-            calls = [a.open(worker, 2, method="sleep") for _ in range(2)]
+            end = folder / "end"
+            calls = [a.open(worker, str(end), method="pause") for _ in range(2)]
             with pytest.raises(CallFailed, match=r"2 calls run .* no thread for one more"):
-                await a.call(worker, 0, method="sleep")
-            assert [await call.result() for call in calls] == ["slept"] * 2
-            assert await a.call(worker, 0, method="sleep") == "slept"
+                await a.call(worker, method="pause")
+            end.touch()
+            assert [await call.result() for call in calls] == ["paused"] * 2
+            assert await a.call(worker, method="pause") == "paused"
 
     run(main())
 
@@ -378,14 +392,15 @@ def test_a_call_that_is_usually_quick_does_not_hold_up_others_when_it_is_slow(
         async with agent(folder) as a:
             worker = await a.worker("Shop")
             for _ in range(200):
-                await a.call(worker, 0, method="sleep")
-            slow = [a.open(worker, 3, method="sleep") for _ in range(8)]
-            began = time.monotonic()
+                await a.call(worker, method="pause")
+            end = folder / "end"
+            slow = [a.open(worker, str(end), 8, method="pause") for _ in range(8)]
             assert await a.call(worker, 1, method="echo") == 1
             assert not any(call.ends for call in slow)
+            assert await a.call(worker, 8, method="barrier")
+            end.touch()
             for call in slow:
-                await call.result()
-            assert time.monotonic() - began < 12
+                assert await call.result() == "paused"
 
     run(main())
 
@@ -394,10 +409,8 @@ def test_async_calls_run_at_the_same_time(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop")
-            began = time.monotonic()
-            calls = [a.open(worker, 0.2, method="asleep") for _ in range(100)]
-            assert [await call.result() for call in calls] == ["slept"] * 100
-            assert time.monotonic() - began < 10
+            calls = [a.open(worker, 100, method="abarrier") for _ in range(100)]
+            assert all([await call.result() for call in calls])
 
     run(main())
 
@@ -632,7 +645,8 @@ def test_a_call_that_waits_in_line_is_cancelled_without_running(folder: Path) ->
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop", threads=1, may_wait=True)
-            first = a.open(worker, 5, method="sleep")
+            end = folder / "end"
+            first = a.open(worker, str(end), method="pause")
             waiting = a.open(worker, 1, method="add")
             worker.cancel(waiting.number, "not needed", timed_out=False)
             with pytest.raises(CallFailed) as caught:
@@ -640,7 +654,8 @@ def test_a_call_that_waits_in_line_is_cancelled_without_running(folder: Path) ->
             assert not first.ends
             assert caught.value.failure.message == "not needed"
             assert not caught.value.failure.started
-            assert await first.result() == "slept"
+            end.touch()
+            assert await first.result() == "paused"
             assert await a.call(worker, method="produced") == 0
 
     run(main())
