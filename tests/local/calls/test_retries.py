@@ -9,7 +9,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.sdk import backend
-from tests.local.calling import until
+from tests.local.calling import until, with_longer_timeouts
 
 FLAKY = """
 import abc, os, time
@@ -73,14 +73,15 @@ def flaky(program):
 @pytest.fixture(params=["call", "spawn"])
 def run(request, tmp_path):
     """Runs a call of `flaky`; its value or error, and how often the function ran."""
-    trace = tmp_path / "trace"
 
-    def run(remote, fails, how):
+    def run(remote, fails, how, name="trace"):
+        trace = tmp_path / name
+        trace.touch()
         try:
             is_spawned = request.param == "spawn"
             call = remote.spawn if is_spawned else remote
             value = call(str(trace), fails, how)
-            value = value.result(timeout=120) if is_spawned else value
+            value = value.result(timeout=200) if is_spawned else value
         except Exception as error:
             value = error
         return value, len(trace.read_text().splitlines())
@@ -126,16 +127,23 @@ def test_a_class_can_be_named_by_text(flaky, run):
 def test_timeouts_and_values_that_cannot_travel_run_again_only_if_they_are_named(
     flaky, run, how, kind
 ):
-    patient = flaky.options(timeout=2.5)
-    error, count = run(patient.options(retry_on=(Exception,)), 1, how)
-    assert (type(error), count) == (kind, 1)
+    def attempt(timeout):
+        patient = flaky.options(timeout=timeout, retry_on=(Exception,))
+        error, count = run(patient, 1, how, f"trace {timeout}")
+        return (type(error), count) == (kind, 1)
+
+    with_longer_timeouts(attempt)
 
 
 @pytest.mark.parametrize(
     ("how", "kind"), [("sleep", kt.CallTimeoutError), ("object", kt.SerializationError)]
 )
 def test_each_attempt_after_a_named_timeout_has_its_own_timeout(flaky, run, how, kind):
-    assert run(flaky.options(timeout=2.5, retry_on=(kind,)), 2, how) == (3, 3)
+    def attempt(timeout):
+        remote = flaky.options(timeout=timeout, retry_on=(kind,))
+        return run(remote, 2, how, f"trace {timeout}") == (3, 3)
+
+    with_longer_timeouts(attempt)
 
 
 def test_an_idempotency_key_keeps_the_end_of_the_last_attempt(flaky, run):
@@ -201,7 +209,17 @@ def test_a_spawned_call_that_waits_to_run_again_holds_no_slot(program, tmp_path)
     handle = patient.spawn(str(tmp_path / "first"), 9, "busy")
     until((tmp_path / "first").exists)
     assert narrow.options(queue_timeout=100)(str(tmp_path / "second"), 0, "") == 1
-    interrupted = narrow.options(retries=1, retry_on=kt.CallTimeoutError, timeout=2.5, backoff=0.1)
-    assert interrupted.spawn(str(tmp_path / "third"), 1, "sleep").result(timeout=100) == 2
+
+    def attempt(timeout):
+        interrupted = narrow.options(
+            retries=1, retry_on=kt.CallTimeoutError, timeout=timeout, backoff=0.1
+        )
+        third = interrupted.spawn(str(tmp_path / f"third {timeout}"), 1, "sleep")
+        try:
+            return third.result(timeout=200) == 2
+        except kt.CallTimeoutError:
+            return False
+
+    with_longer_timeouts(attempt)
     handle.cancel()
     backend.route(backend.session(), "default", "narrow").close()
