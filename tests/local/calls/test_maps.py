@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubetorch.errors import CallRefusedError, CallTimeoutError, SerializationError, SpecError
+from kubetorch.errors import CallRefusedError, SerializationError, SpecError
 from tests.local.calling import caller, cuts, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import pickle
-import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -305,9 +304,7 @@ def waiting_there(notes, threads, folder):
     raise AssertionError("no call waits on the thread of the instance")
 
 
-def test_what_is_bound_to_a_thread_works_between_the_constructor_and_methods(
-    deployed, tmp_path
-):
+def test_what_is_bound_to_a_thread_works_between_the_constructor_and_methods(deployed, tmp_path):
     _, notes = deployed(NOTES, "Notes")
     assert [notes.add(str(n)) for n in range(300)] == list(range(1, 301))
     assert list(notes.all()) == [str(n) for n in range(300)]

@@ -75,7 +75,8 @@ def assert_world_is_kept(service: Service, disturb: Callable[[], object]) -> Non
         assert set(lost(view).values()) == {"unreachable"}
         assert time.monotonic() < deadline
         send_signal(view.pods[0], signal.SIGUSR1)
-        view = service.until("f", lambda view: world_of(view).epoch > before.epoch)
+        next_epoch = before.epoch + 1
+        view = service.until("f", lambda view, epoch=next_epoch: world_of(view).epoch >= epoch)
 
 
 def messages_to(service: Service, pod: PodView) -> list[tuple[float, Members | RegroupFailed]]:
@@ -232,7 +233,8 @@ def test_ranks_are_all_started_again_by_a_deploy_once_one_is_lost(service: Servi
     assert isinstance(last_event, Ready)
     assert last_event.generation == 1
     send_signal(view.pods[1], signal.SIGKILL)
-    service.until("f", lambda view: view.pods[1].name in lost(view))
+    victim = view.pods[1].name
+    service.until("f", lambda view: victim in lost(view))
     after = service.deploy("f", distribution=distribution)[-1]
     assert isinstance(after, Ready)
     world = world_of(service.get("f"))
