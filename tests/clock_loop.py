@@ -42,6 +42,15 @@ class AheadLoop(asyncio.SelectorEventLoop):
         return super().time() + self.ahead
 
 
+class StillLoop(asyncio.SelectorEventLoop):
+    """A loop in which time passes only when a test moves its clock, so that no deadline comes."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
 def run(
     coroutine: Coroutine[Any, Any, _T], kind: type[asyncio.SelectorEventLoop] = ClockLoop
 ) -> _T:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+import clock_loop
 from kubetorch.lib import http_server, sockets
 from kubetorch.lib.asgi import Receive, Responder, Scope, Send
 from kubetorch.pod.http.request_forwarder import RequestForwarder
@@ -89,7 +90,7 @@ def test_a_busy_pod_hands_a_request_on_to_the_least_busy_one(
         async with pods(Siblings(calls), own_calls) as forwarder:
             assert await chosen(forwarder) == expected
 
-    asyncio.run(scenario())
+    clock_loop.run(scenario(), clock_loop.StillLoop)
 
 
 @pytest.mark.parametrize(("own_calls", "is_on"), [(0, True), (5, False)])
@@ -103,7 +104,7 @@ def test_a_pod_that_is_free_or_is_not_to_choose_keeps_a_request_and_asks_nobody(
             assert (forwarder.choose_by("key", [1]) is not None) == is_on
         assert siblings.asked_pods == []
 
-    asyncio.run(scenario())
+    clock_loop.run(scenario(), clock_loop.StillLoop)
 
 
 def test_requests_that_come_together_are_spread_without_asking_for_each() -> None:
@@ -119,11 +120,13 @@ def test_requests_that_come_together_are_spread_without_asking_for_each() -> Non
             assert sorted(expected) == ["one", "one", "one", "two", "two"]
             assert sorted(siblings.asked_pods) == ["one", "two"]
             siblings.calls["one"] = 0
-            await asyncio.sleep(2 * TIMING.sibling_loads_valid_seconds)
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, clock_loop.StillLoop)
+            loop.now += 2 * TIMING.sibling_loads_valid_seconds
             # What was handed on has not ended, whatever a sibling says.
             assert await chosen(forwarder) == "two"
 
-    asyncio.run(scenario())
+    clock_loop.run(scenario(), clock_loop.StillLoop)
 
 
 def test_where_all_requests_come_to_one_pod_those_that_are_as_busy_take_turns() -> None:
@@ -132,4 +135,4 @@ def test_where_all_requests_come_to_one_pod_those_that_are_as_busy_take_turns() 
             expected = [await chosen(forwarder) for _ in range(6)]
         assert [expected.count(pod) for pod in ("own", "one", "two")] == [2, 2, 2]
 
-    asyncio.run(scenario())
+    clock_loop.run(scenario(), clock_loop.StillLoop)

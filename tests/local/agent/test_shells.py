@@ -32,13 +32,6 @@ from kubetorch.wire.pod_commands import (
 )
 
 
-class StillLoop(asyncio.SelectorEventLoop):
-    """A loop in which no time passes, so that no deadline comes."""
-
-    def time(self) -> float:
-        return 0.0
-
-
 class Client(Endpoint):
     """The client's end of a shell."""
 
@@ -243,7 +236,7 @@ def test_what_a_shell_started_has_ended_when_the_shells_are_closed(tmp_path) -> 
                 await pod.connect()
             assert "f-0 is about to end" in exceptions.parse_json(refused.value.body).message
 
-    clock_loop.run(scenario(), StillLoop)
+    clock_loop.run(scenario(), clock_loop.StillLoop)
 
 
 @pytest.mark.parametrize("before", [(), (ShellOpen(command="sleep 1000"), ShellEnd())])
@@ -284,4 +277,4 @@ def test_the_most_shells_of_a_pod_are_named_to_the_next_client(tmp_path) -> None
             assert isinstance(error, CallRefusedError)
             assert f"f-0 already runs {LIMITS.shells} shells" in str(error)
 
-    asyncio.run(scenario())
+    clock_loop.run(scenario(), clock_loop.StillLoop)
