@@ -11,12 +11,19 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 #: Seconds that anything in these tests may take.
 DEADLINE = 60.0
 PROMPT = "(Pdb) "
 _STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+def attempts() -> Iterator[None]:
+    """Turns of a loop that tries something until it succeeds, for as long as it may take."""
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        yield
 
 
 class TerminalProgram:
@@ -70,6 +77,19 @@ class TerminalProgram:
         self.type(f"{text}\n")
         self.until(f"{text}\n")
         return self.until(PROMPT)
+
+    def complete(self, beginning: str, rest: str) -> None:
+        """Type the beginning of a line, and Tab until the rest is there.
+
+        A completion that takes long is given up: the terminal rings, and the next Tab asks again.
+        """
+        self.type(beginning)
+        for _ in attempts():
+            self.type("\t")
+            self._read_all()
+            if beginning + rest in self.output.replace("\a", ""):
+                return
+        raise AssertionError(f"no {rest!r} after {beginning!r} in:\n{self.output}")
 
     def end(self) -> str:
         """Wait for the end of the program; returns all that it wrote."""

@@ -14,7 +14,7 @@ import kubetorch as kt
 from kubetorch.errors import CallCancelledError, ProtocolError, SpecError
 from kubetorch.sdk.debugger import adapter
 from tests.local.debugger.adapters import AdapterClient
-from tests.local.debugger.sessions import DEADLINE
+from tests.local.debugger.sessions import DEADLINE, attempts
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_client_debugs_a_rank_while_the_others_go_on(deployed, client, source)
 
 def wait_for_stop(client, *words):
     """A client, as soon as something has stopped."""
-    for _ in range(100):
+    for _ in attempts():
         debugged = client(*words)
         if debugged.port:
             return debugged
@@ -116,11 +116,11 @@ def test_a_worker_is_debugged_again_and_an_error_where_it_was_raised(deployed, s
 
 def test_a_running_call_stops_for_a_client(deployed, client):
     handle = deployed("spin")
-    running = handle.options(request_id="request-dap").spawn(30)
+    running = handle.options(request_id="request-dap").spawn(600)
     debugged = client("spin", "--call", "request-dap")
     debugged.attach({})
     _, frames = debugged.stop()
-    assert debugged.variables(frames[0]["id"])["seconds"] == "30"
+    assert debugged.variables(frames[0]["id"])["seconds"] == "600"
     running.cancel()
     debugged.terminated()
     with pytest.raises(CallCancelledError):

@@ -10,12 +10,12 @@ import pytest
 
 import kubetorch as kt
 from tests.local import commands
-from tests.local.debugger.sessions import DEADLINE, PROMPT
+from tests.local.debugger.sessions import DEADLINE, PROMPT, attempts
 
 
 def wait_for_stop(name, *words, typed="c\n"):
     """Attach as soon as something has stopped."""
-    for _ in range(100):
+    for _ in attempts():
         attached = commands.kt("debug", name, *words, stdin=typed, timeout=DEADLINE)
         if attached.returncode == 0:
             return attached.stdout
@@ -56,7 +56,7 @@ def test_a_command_goes_to_all_ranks_which_answer_with_their_labels(deployed):
     thread = threading.Thread(target=lambda: values.append(handle(4, stream_logs=False)))
     thread.start()
     rank = "p 'rank ' + __import__('os').environ['RANK']"
-    for _ in range(100):
+    for _ in attempts():
         orders = ("-c", rank, "-c", "!total += 1", "-c", "c")
         attached = commands.kt("debug", "three", "--all", *orders, timeout=DEADLINE)
         if attached.returncode == 0:
@@ -134,7 +134,7 @@ def test_all_at_the_prompt_of_the_caller_asks_the_other_ranks_too(deployed, call
     program = caller("f(4)", service="three")
     program.until(PROMPT)
     rank = "p 'rank ' + __import__('os').environ['RANK']"
-    for _ in range(20):  # until all have stopped
+    for _ in attempts():  # until all have stopped
         answers = program.command(f"all {rank}")
         if answers.count("'rank ") == 3:
             break
