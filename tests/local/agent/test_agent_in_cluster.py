@@ -255,17 +255,20 @@ def test_a_container_without_python_says_so_at_once(
 def test_calls_end_before_the_pod_is_killed(
     controller: FakeController, start: Start, tmp_path: Path
 ) -> None:
-    container = start(KT_POD_GRACE="8")
+    container = start(KT_POD_GRACE="15")
     welcome(controller)
-    source = "import time\ndef f(seconds):\n    print('on')\n    time.sleep(seconds)\n"
-    source += "    return seconds"
+    source = "import os, time\ndef f(path):\n    print('on')\n"
+    source += "    while not os.path.exists(path): time.sleep(0.02)\n    return path"
     assert controller.deploy(1, source, "f").failure is None
     client = StreamClient(container.port, token=signed())
-    for number, seconds in ((2, 60), (1, 1.0)):
-        client.open(number, seconds)
+    end = tmp_path / "end"
+    for number, path in ((2, "/nowhere"), (1, str(end))):
+        client.open(number, path)
         client.until(number, Kind.LOG)
     container.process.send_signal(signal.SIGTERM)
-    assert client.result(1) == 1.0
+    client.until(0, Kind.GOAWAY)
+    end.touch()
+    assert client.result(1) == str(end)
     with pytest.raises(CallFailed, match="SIGTERM"):
         client.result(2)
     client.close()

@@ -5,15 +5,20 @@ import time
 import pytest
 
 import kubetorch as kt
-from kubetorch.errors import ServiceNotFoundError
+from kubetorch.errors import KubetorchError, ServiceNotFoundError
+from tests.local.calling import InThread, until
 from tests.local.user_project import UserProject
 
 SOURCE = """
-import time
+import os, time
 
-def work(seconds=0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def work():
+    return "done"
+
+def hold(path, pod=None):
+    # Ends when the file is there; at once in all pods but one, if one is named.
+    open(path + ".begun", "w").close()
+    while pod in (None, os.environ["POD_NAME"]) and not os.path.exists(path):
         time.sleep(0.02)
     return "done"
 
@@ -58,63 +63,106 @@ def is_there(name):
     return True
 
 
-def gone_after(name, limit=60.0):
-    """Seconds until the service is gone."""
-    begun = time.monotonic()
+def in_time(begin):
+    """What `begin` returns, which deploys a service and uses it before its time is over.
+
+    It begins anew where this program stood for so long that the service had stopped.
+    """
+    while True:
+        begun = time.monotonic()
+        try:
+            return begin()
+        except KubetorchError:
+            assert time.monotonic() - begun >= TTL
+
+
+def assert_stops(name, last_used):
+    """The service stops, and not before its time is over; its last use ended after `last_used`."""
+    deadline = time.monotonic() + 60
     while is_there(name):
-        assert time.monotonic() - begun < limit, "it is still there"
+        assert time.monotonic() < deadline, "it is still there"
         time.sleep(0.1)
-    return time.monotonic() - begun
+    assert time.monotonic() - last_used >= TTL
 
 
 def test_a_service_that_was_never_called_stops_after_its_ttl(deploy):
+    begun = time.monotonic()
     deploy()
-    assert gone_after("work") > TTL * 0.3
+    assert_stops("work", begun)
 
 
 def test_time_counts_from_the_end_of_the_last_call(deploy):
-    remote = deploy()
-    for _ in range(3):
-        time.sleep(TTL * 0.5)
-        assert remote() == "done"
-    assert gone_after("work") > TTL * 0.3
+    def call_again_and_again():
+        remote, last_used = deploy(), []
+        for _ in range(3):
+            time.sleep(TTL * 0.5)
+            last_used.append(time.monotonic())
+            assert remote() == "done"
+        return last_used[-1]
+
+    assert_stops("work", in_time(call_again_and_again))
 
 
-def test_a_call_that_runs_longer_than_the_ttl_is_no_idleness(deploy):
-    remote = deploy()
-    assert remote(TTL * 1.5) == "done"
-    assert is_there("work")
-    assert gone_after("work") > TTL * 0.3
-
-
-def test_a_spawned_call_keeps_its_service_until_it_has_ended(deploy):
-    handle = deploy().spawn(TTL * 2)
+def test_a_call_that_runs_longer_than_the_ttl_is_no_idleness(deploy, tmp_path):
+    end = tmp_path / "end"
+    call = InThread(in_time, lambda: deploy("hold")(str(end)))
+    until((tmp_path / "end.begun").exists, 60)
     time.sleep(TTL * 1.5)
-    assert is_there("work")
+    assert is_there("hold")
+    last_used = time.monotonic()
+    end.touch()
+    assert call.join().value == "done"
+    assert_stops("hold", last_used)
+
+
+def test_a_spawned_call_keeps_its_service_until_it_has_ended(deploy, tmp_path):
+    end = tmp_path / "end"
+    handle = in_time(lambda: deploy("hold").spawn(str(end)))
+    time.sleep(TTL * 1.5)
+    assert is_there("hold")
+    last_used = time.monotonic()
+    end.touch()
     assert handle.get(timeout=60) == "done"
-    assert gone_after("work") > TTL * 0.3
+    assert_stops("hold", last_used)
 
 
 def test_a_generator_that_waits_for_its_reader_is_no_idleness(deploy):
-    values = deploy("count")(1000)
-    assert next(values) == "0" * 1_000_000
+    def begin():
+        values = deploy("count")(1000)
+        assert next(values) == "0" * 1_000_000
+        return values
+
+    values = in_time(begin)
     time.sleep(TTL * 1.5)
     assert is_there("count")
+    last_used = time.monotonic()
     values.close()
-    gone_after("count")
+    assert_stops("count", last_used)
 
 
-def test_one_busy_pod_keeps_all_of_a_service(deploy):
-    remote = deploy(replicas=2)
-    handle = remote.spawn(TTL * 1.5).calls[1]
-    assert handle.get(timeout=60) == "done"
-    assert is_there("work")
-    gone_after("work")
+def test_one_busy_pod_keeps_all_of_a_service(deploy, tmp_path):
+    end = tmp_path / "end"
+
+    def begin():
+        remote = deploy("hold", replicas=2)
+        return remote.spawn(str(end), remote.service_config["pods"][1]["name"])
+
+    handle = in_time(begin)
+    time.sleep(TTL * 1.5)
+    assert is_there("hold")
+    last_used = time.monotonic()
+    end.touch()
+    assert handle.get(timeout=60) == ["done", "done"]
+    assert_stops("hold", last_used)
 
 
 def test_a_call_of_a_service_that_has_stopped_says_that_it_is_gone(deploy):
-    remote = deploy()
-    remote()
-    gone_after("work")
+    def call():
+        remote, last_used = deploy(), time.monotonic()
+        remote()
+        return remote, last_used
+
+    remote, last_used = in_time(call)
+    assert_stops("work", last_used)
     with pytest.raises(ServiceNotFoundError):
         remote()
