@@ -14,6 +14,7 @@ import textwrap
 import pytest
 
 from tests.local import commands
+from tests.local.calling import until
 
 SOURCE = """
 import logging
@@ -266,7 +267,7 @@ def test_ctrl_c_ends_the_call_in_the_pod(project, service):
     if service == "patient":
         ok("deploy", "patient.py:patient", *COMPUTE, cwd=project)
     process = subprocess.Popen(
-        [sys.executable, "-m", "kubetorch", "call", service, "-a", "[60]"],
+        [sys.executable, "-m", "kubetorch", "call", service, "-a", "[600]"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -274,11 +275,10 @@ def test_ctrl_c_ends_the_call_in_the_pod(project, service):
     while "begun" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert shown("call", service, "-a", "[0]") in ("done", None)
-    # A sync callable has two seconds to end before its worker is replaced.
-    assert any(shown("status", service)["pods"][0]["calls"] == 0 for _ in range(30))
+    until(lambda: shown("status", service)["pods"][0]["calls"] == 0, 60)
 
 
 # ------------------------------------------------------------------------- list, status, describe

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 
 import kubetorch as kt
 from tests.local import commands
+from tests.local.calling import until
 
 PROGRAM = """
 import time
@@ -21,7 +23,7 @@ def train(epochs):
     for epoch in range(epochs):
         kt.progress(epoch + 1, epochs, f"epoch {epoch + 1}")
         time.sleep(0.2)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -64,26 +66,23 @@ def test_all_namespaces_ages_and_time_zones(jobs):
     elsewhere.teardown()
 
 
+def shown_call(call):
+    return json.loads(run_kt("calls", "show", call.id, "--json"))
+
+
 def test_progress_is_shown_among_the_calls(jobs):
     call = kt.fn(jobs.train).to(kt.Compute(cpus="0.1")).spawn(4)
     expected_progress = {"current": 4, "total": 4, "message": "epoch 4"}
     # The last report, too, which comes less than a second after the one before.
-    for _ in range(100):
-        progress = json.loads(run_kt("calls", "show", call.id, "--json"))["progress"]
-        if progress == expected_progress:
-            break
-    assert progress == expected_progress
+    until(lambda: shown_call(call)["progress"] == expected_progress, 60)
     header, row = run_kt("calls").splitlines()
     assert dict(zip(header.split(), row.split(), strict=True))["PROGRESS"] == "100%"
     assert "Progress: 100% 4/4 epoch 4\n" in run_kt("calls", "show", call.id)
     call.cancel()
-    call.wait(30)
+    call.wait(60)
     # Its pod reports the end of a call once its result is stored.
-    for _ in range(100):
-        shown_call = json.loads(run_kt("calls", "show", call.id, "--json"))
-        if shown_call["ended"] is not None:
-            break
-    assert (shown_call["state"], shown_call["progress"]) == ("cancelled", None)
+    until(lambda: shown_call(call)["ended"] is not None, 60)
+    assert [shown_call(call)[key] for key in ("state", "progress")] == ["cancelled", None]
 
 
 # ------------------------------------------------------------------------------------------- bars
@@ -115,8 +114,8 @@ if __name__ == "__main__":
         kt.fn(fit).to(compute)(40)
     elif what == "deploy":
         first, second, name = sys.argv[2:]
-        image = kt.Image().run_bash(f"sleep {first}; echo first", force=True)
-        image.run_bash(f"sleep {second}; echo second", force=True)
+        image = kt.Image().run_bash(f"{first}; echo first", force=True)
+        image.run_bash(f"{second}; echo second", force=True)
         kt.fn(build, name=f"build{name}").to(kt.Compute(cpus="0.1", image=image))
 """
 
@@ -129,7 +128,31 @@ def shown(tmp_path_factory):
     return folder / "shown.py"
 
 
-def on_a_terminal(program, *words, interrupt_at=None, **environ):
+class Step:
+    """A step of an image that ends once a program has written what matches a pattern.
+
+    It sees no file that is made after its pod has started, so a connection tells it to end.
+    """
+
+    def __init__(self, pattern):
+        self._pattern, self.is_over = re.compile(pattern, re.MULTILINE), False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(60)
+        self.command = f"cat < /dev/tcp/127.0.0.1/{self._listener.getsockname()[1]}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+
+    def read(self, text):
+        if not self.is_over and self._pattern.search(text):
+            self._listener.accept()[0].close()
+            self.is_over = True
+
+
+def on_a_terminal(program, *words, interrupt_at=None, step=None, **environ):
     """All that a program writes on a terminal of 80 columns."""
     pid, terminal = pty.fork()
     if pid == 0:
@@ -140,6 +163,8 @@ def on_a_terminal(program, *words, interrupt_at=None, **environ):
     with contextlib.suppress(OSError):  # its end
         while data := os.read(terminal, 65536):
             text += data.decode(errors="replace")
+            if step is not None:
+                step.read(text)
             if interrupt_at is not None and interrupt_at in text:
                 interrupt_at = None
                 os.write(terminal, b"\x03")
@@ -188,10 +213,11 @@ def test_a_deploy_has_a_bar_for_its_upload_and_its_steps(shown):
     # Something to upload, which does not shrink on the way.
     weights = shown.with_name("weights.bin")
     weights.write_bytes(os.urandom(150 * 2**20))
-    text = on_a_terminal(shown, "deploy", "3", "1.2", "a", NO_COLOR="")
+    with Step(r"step 1/2: RUN cat < .* +\d+s") as first:
+        text = on_a_terminal(shown, "deploy", first.command, "true", "a", step=first, NO_COLOR="")
+    assert first.is_over
     weights.unlink()
     assert re.search(r"uploading \d+\.\d of 150\.\d MiB", text)
-    assert re.search(r"step 1/2: RUN sleep 3; echo first # force +\d+s", text)
     assert "\x1b[38" in text or "\x1b[3" in text
     lines = screen(re.sub(r"\x1b\[[0-9;]*m", "", text))
     assert [line for line in lines if line.startswith("(builda)")][-2:] == [
@@ -202,7 +228,8 @@ def test_a_deploy_has_a_bar_for_its_upload_and_its_steps(shown):
 
 
 def test_ctrl_c_takes_the_bar_away(shown):
-    text = on_a_terminal(shown, "deploy", "0.5", "60", "b", interrupt_at="step 2/2", NO_COLOR="1")
+    words = ("deploy", "true", "sleep 60", "b")
+    text = on_a_terminal(shown, *words, interrupt_at="step 2/2", NO_COLOR="1")
     lines = screen(text)
     assert (
         lines[-1]
@@ -215,23 +242,32 @@ def test_ctrl_c_takes_the_bar_away(shown):
 @pytest.mark.parametrize("is_dumb", [False, True])
 def test_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(shown, is_dumb):
     name = "c" if is_dumb else "d"
-    words = ("deploy", "0.5", "8", name)
-    if is_dumb:
-        text = on_a_terminal(shown, *words, TERM="dumb")
-    else:
-        command = [sys.executable, str(shown), *words]
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert completed.returncode == 0
-        text = completed.stderr
+    with Step(r"^\(\w+\) step 2/2: RUN cat < .*, \d+s\r?$") as second:
+        words = ("deploy", "true", second.command, name)
+        if is_dumb:
+            text = on_a_terminal(shown, *words, step=second, TERM="dumb")
+        else:
+            text = errors_of([sys.executable, str(shown), *words], second)
     assert "\x1b" not in text
-    lines = text.splitlines()
-    assert f"(build{name}) step 2/2: RUN sleep 8; echo second # force" in lines
-    assert any(re.fullmatch(r"\(\w+\) step 2/2: RUN sleep 8; .*, \d+s", line) for line in lines)
+    assert second.is_over
+    command = f"RUN {second.command}; echo second # force"
+    assert f"(build{name}) step 2/2: {command}" in text.splitlines()
+
+
+def errors_of(command, step):
+    """All that a program writes to its standard error."""
+    text = ""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program, step:
+        for line in program.stderr:
+            text += line
+            step.read(text)
+    assert program.returncode == 0
+    return text
 
 
 def test_a_program_that_is_quiet_has_no_such_line(shown):
     quiet = subprocess.run(
-        [sys.executable, str(shown), "deploy", "0.5", "5.5", "e"],
+        [sys.executable, str(shown), "deploy", "true", "sleep 5.5", "e"],
         env={**os.environ, "KT_QUIET": "true"},
         capture_output=True,
         text=True,
