@@ -127,11 +127,15 @@ def test_a_fixed_workload_deploys_after_a_crash_loop(service: Service) -> None:
 
 
 def test_a_deploy_that_takes_too_long_says_what_it_waited_for(service: Service) -> None:
-    events = service.deploy("f", env={"FAKE_SLOW": "1"}, launch_timeout=5)
+    slow, blob = {"FAKE_SLOW": "2"}, b"{}"
+    service.deploy("f", env=slow)
+    events = service.deploy(
+        "f", env=slow, blobs=[blob], init_args=digest_of(blob), launch_timeout=5
+    )
     kind, message = error_of(events)
     assert kind == "ServiceTimeoutError"
-    assert "0 of 1 pods serve generation 1" in message
-    assert "it loads generation 1: importing" in message
+    assert "0 of 1 pods serve generation 2" in message
+    assert "it loads generation 2: importing" in message
 
 
 def test_a_later_deploy_supersedes_the_earlier_one(service: Service) -> None:
