@@ -25,7 +25,12 @@ SOURCE = """
 import os, time
 import kubetorch as kt
 
-def work(seconds=0.0):
+def work(seconds=0.0, folder="", pods=0):
+    # Begins once so many pods run such a call.
+    if folder:
+        open(os.path.join(folder, os.environ["POD_NAME"]), "w").close()
+        while len(os.listdir(folder)) < pods:
+            time.sleep(0.02)
     time.sleep(seconds)
     return os.environ["POD_NAME"]
 
@@ -88,15 +93,21 @@ def post(handle: Any, body: object) -> Any:
         return json.loads(answer.read())
 
 
-def test_a_service_at_zero_starts_a_pod_for_a_call_and_ends_it_afterwards(resting: Any) -> None:
-    assert resting()
-    assert resting.stats().pods
+def test_a_service_at_zero_starts_a_pod_for_a_call_and_ends_it_afterwards(
+    resting: Any, tmp_path: Path
+) -> None:
+    call = InThread(resting, 0.0, str(tmp_path), 2)
+    until(lambda: resting.stats().pods and any(tmp_path.iterdir()), seconds=60)
+    (tmp_path / "another").touch()
+    assert call.join().value
     until(lambda: not resting.stats().pods, seconds=60)
     assert resting.stats().reason
 
 
-def test_many_calls_at_zero_start_several_pods_and_all_of_them_end(resting: Any) -> None:
-    pods = set(resting.map([1.0] * 12))
+def test_many_calls_at_zero_start_several_pods_and_all_of_them_end(
+    resting: Any, tmp_path: Path
+) -> None:
+    pods = set(resting.map([1.0] * 12, [str(tmp_path)] * 12, [2] * 12))
     assert 2 <= len(pods) <= 3
     decisions = resting.stats().decisions
     assert max(decision.after for decision in decisions) == 3
@@ -121,7 +132,7 @@ def test_three_calls_of_one_second_take_three_seconds_on_one_pod_of_concurrency_
 
 def test_calls_that_wait_go_to_a_pod_that_came_later(jobs: Any, tmp_path: Path) -> None:
     handle = kt.fn(jobs.work, name="growing").to(quick(min_scale=1, max_scale=2, concurrency=1))
-    calls = [InThread(handle, 2.0) for _ in range(6)]
+    calls = [InThread(handle, 0.0, str(tmp_path), 2) for _ in range(6)]
     assert len({call.join().value for call in calls}) == 2
     handle.teardown()
 
