@@ -21,10 +21,10 @@ trees = NodeTrees(Path(sys.argv[1]))
 content = trees.content(sys.argv[2], "data")
 lease = trees.new_lease()
 trees.add(lease.path, content)
-with trees.fetching(content, 5) as is_there:
+with trees.fetching(content, 60) as is_there:
     (content.parent / "half").write_text("half")
     print(is_there, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -55,7 +55,7 @@ def test_a_lease_ends_with_its_agent(tmp_path: Path) -> None:
         trees.update(lease, ())
         assert (content.parent / "half").exists()
         process.kill()
-        process.wait(5)
+        process.wait(60)
     trees.update(lease, ())
     assert not content.parent.exists()
 
@@ -77,8 +77,8 @@ def test_a_program_that_waits_takes_over_when_the_one_that_fetches_dies(tmp_path
         with pytest.raises(TimeoutError), trees.fetching(content, 0.05):
             pass
         process.kill()
-        process.wait(5)
-        with trees.fetching(content, 5) as is_there:
+        process.wait(60)
+        with trees.fetching(content, 60) as is_there:
             assert not is_there
             assert list(content.parent.iterdir()) == []
 
