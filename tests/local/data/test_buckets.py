@@ -17,6 +17,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.sdk import backend
+from tests.free_ports import free_port
 from tests.local.object_storage import SECRET, Objects, hub, serving
 from tests.local.user_project import UserProject
 
@@ -73,13 +74,6 @@ def moto() -> Iterator[Any]:
 def secret(moto: Any) -> kt.Secret:
     values = SECRET | {"AWS_ENDPOINT_URL": moto.meta.endpoint_url}
     return kt.Secret(name="shelf", values=values)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def wait_for_port(port: int) -> None:
@@ -150,18 +144,19 @@ def test_a_put_of_content_that_is_there_is_a_version_of_its_own(
 
 
 def test_signatures_are_those_of_the_secret(
-    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nanio")  # which checks them, as moto does not
     (tmp_path / "data" / "shelf").mkdir(parents=True)
+    port = free_port()
     command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(tmp_path / "data")]
     server = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(free_port), "--log-level", "error"],
+        [*command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"],
         env={**os.environ, "NANIO_ACCESS_KEY": "me", "NANIO_SECRET_KEY": "mine"},
     )
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     try:
-        wait_for_port(free_port)
+        wait_for_port(port)
         Path("a.txt").write_text("1")
         Path("b.bin").write_bytes(os.urandom(9_000_000))  # in parts
         right = kt.Secret("right", values=SECRET)
@@ -178,7 +173,7 @@ def test_signatures_are_those_of_the_secret(
         assert kt.ls("s3://shelf/y") == []
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 # ------------------------------------------------------------------------------- conditional checks
