@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import kubetorch as kt
+from tests.local.calling import until
 from tests.local.user_project import UserProject
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="absolute paths of pods")
@@ -88,7 +89,7 @@ def test_a_version_that_nobody_shows_any_more_is_removed_and_its_files_live_on_i
     assert len(trees(emptied_home)) == 2
 
     inodes.teardown()
-    assert trees(emptied_home) == []
+    until(lambda: trees(emptied_home) == [], 60)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="write bits stop other users")
