@@ -316,22 +316,22 @@ def test_calls_run_at_the_same_time(client):
 
 @pytest.mark.parametrize("method", ["sleep", "sleep_async"])
 def test_a_cancelled_call_ends_with_a_typed_error_soon(client, method):
-    client.open(1, 30.0, name="Service", method=method)
+    client.open(1, 600.0, name="Service", method=method)
     time.sleep(0.1)
     client.send(Kind.CANCEL, 1, frames.Cancel("not wanted"))
     begin = time.monotonic()
     with pytest.raises(CallFailed, match="CallCancelledError"):
         client.result(1)
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize("method", ["sleep", "sleep_async"])
 def test_a_call_is_over_for_its_caller_at_its_timeout(client, method):
     begin = time.monotonic()
-    client.open(1, 30.0, name="Service", method=method, timeout=0.3)
+    client.open(1, 600.0, name="Service", method=method, timeout=0.3)
     with pytest.raises(CallFailed, match=r"CallTimeoutError: .*timeout of 0.3 s") as caught:
         client.result(1)
-    assert 0.25 < time.monotonic() - begin < 15
+    assert 0.25 < time.monotonic() - begin < 60
     assert caught.value.failure["status"] == 504
     assert call(client, 2, "echo", 1) == 1
 
