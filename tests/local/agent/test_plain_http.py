@@ -272,9 +272,9 @@ def test_a_result_that_json_cannot_carry_is_an_error(agent):
 
 def test_a_timeout_header_ends_the_call(agent):
     begin = time.monotonic()
-    status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": "0.2"})
+    status, body = agent.post("/Answer/nap", 600, headers={"X-Kubetorch-Timeout": "0.2"})
     assert (status, body["error_type"]) == (504, "CallTimeoutError")
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     for impossible in ("soon", "-1", "nan", "inf", "1e9"):
         status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": impossible})
         assert (status, body["error_type"]) == (400, "ProtocolError")
