@@ -56,6 +56,26 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+#: A put that sends its blobs, and never stores its key.
+PUT = """
+    import time
+    import kubetorch as kt
+    from kubetorch.sdk.data.upload import Upload
+
+    Upload.put_key = lambda *_: time.sleep(600)
+    kt.put("model", "model")
+"""
+#: A get that writes its files beside the destination, and never moves them there.
+GET = """
+    import time
+    import kubetorch as kt
+    from kubetorch.datastore.checkout import Checkout
+
+    Checkout.install = lambda _: time.sleep(600)
+    kt.get("model", "out", contents=True)
+"""
+
+
 def run(program: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
 
@@ -72,7 +92,7 @@ def test_a_putter_that_is_killed_leaves_the_old_version_and_its_blobs(service: S
     kt.put("model", "model")
     size = 48 * MIB
     Path("model").write_bytes(os.urandom(size))
-    putter = run('import kubetorch as kt; kt.put("model", "model")')
+    putter = run(PUT)
     wait_until(lambda: stored_bytes(service) > size * 2 // 3)
     putter.kill()
     putter.wait()
@@ -95,7 +115,7 @@ def test_a_getter_that_is_killed_leaves_the_old_files(service: Service) -> None:
     for name in ("a", "b", "c"):
         Path("model", name).write_bytes(os.urandom(16 * MIB))
     kt.put("model", "model", contents=True)
-    getter = run('import kubetorch as kt; kt.get("model", "out", contents=True)')
+    getter = run(GET)
     wait_until(lambda: any(Path("out").glob(".kt-get-*/*")))
     getter.kill()
     getter.wait()
@@ -114,8 +134,8 @@ def test_a_connection_that_breaks_costs_only_what_was_on_its_way(service: Servic
     Path("model").write_bytes(os.urandom(size))
     with Relay(int(service.url.rpartition(":")[2])) as relay:
         session = Session(
-            lambda: Controller(HttpClient(relay.url, service.token, timeout=20)),
-            patience=20,
+            lambda: Controller(HttpClient(relay.url, service.token, timeout=60)),
+            patience=60,
             is_local=False,
         )
         progress = Progress("storing", "model")
