@@ -426,8 +426,8 @@ def test_a_stopped_worker_is_replaced_after_a_timeout(agent):
     client = agent.client()
     pid = call(client, 1, "pid")
     os.kill(pid, signal.SIGSTOP)
-    client.open(2, 1, name="Service", method="echo", timeout=0.3)
     client.open(3, 2, name="Service", method="echo")
+    client.open(2, 1, name="Service", method="echo", timeout=0.3)
     with pytest.raises(CallFailed, match="CallTimeoutError"):
         client.result(2)
     with pytest.raises(CallFailed, match="WorkerRecycledError"):
