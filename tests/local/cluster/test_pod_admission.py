@@ -198,6 +198,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         assert world.deploy("root's", TEAM, "pool", selector=(("app", "mine"),))[0] == 200
         for name in ("f", "g"):
             world.pod(f"{name}-0", name, reference(world.replica_set(name)))
+        world.until(lambda: world.server.of("services", "pool"))
         yield world
 
 
