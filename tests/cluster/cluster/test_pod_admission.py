@@ -27,10 +27,10 @@ from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.manifests import labels
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.specs.secret import SecretRef
-from kubetorch.wire import tokens
+from kubetorch.wire import routes, tokens
 from tests.cluster_controller import OnKubernetes, say_hello
 
-pytestmark = [pytest.mark.cluster, pytest.mark.security]
+pytestmark = [pytest.mark.cluster, pytest.mark.security, pytest.mark.timeout(400)]
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -62,6 +62,13 @@ class World(OnKubernetes):
                     ],
                 }
                 await client.create(binding)
+
+    def wait_for_roles(self) -> None:
+        """Wait until the API server knows the bindings, which it learns of some time later."""
+        path = routes.workloads(self.namespace)
+        for user in ("ann", "root"):
+            token = self.token(user)
+            until(lambda token=token: self.request("GET", path, token)[0] == 200)
 
     async def _stop(self) -> None:
         await self.client.delete(Ref(NAMESPACES, self.namespace))
@@ -142,6 +149,7 @@ class World(OnKubernetes):
 @pytest.fixture(scope="module")
 def world(controller: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with World(tmp_path_factory.mktemp("controller")) as world:
+        world.wait_for_roles()
         yield world
 
 
@@ -188,8 +196,15 @@ def test_a_pod_with_a_secret_that_took_a_name_is_refused_and_ends(
     secret = world.secret(is_ours=True)
     first = world.deployed("ann", "h", KEY)
     assert world.hello(world.of_pod(first), "h", first) == ["welcome", "members"]
-    record = world.run(world.client.get(Ref(WORKLOADS, "h", world.namespace)))
-    (grant,) = record["status"]["grants"]
+    record = Ref(WORKLOADS, "h", world.namespace)
+
+    def recorded_grants() -> list[Object]:
+        status = world.run(world.client.get(record)).get("status") or {}
+        grants: list[Object] = status.get("grants") or []
+        return grants
+
+    until(recorded_grants)
+    (grant,) = recorded_grants()
     assert grant["user"]["username"] == f"system:serviceaccount:{world.namespace}:ann"
     identity = tokens.fingerprint(secret["metadata"]["uid"])
     assert grant["secrets"] == [{"name": "s", "identity": identity}]
