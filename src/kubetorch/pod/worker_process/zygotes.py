@@ -173,16 +173,20 @@ class ZygoteHandle:
             self._forks.pop(number, None)
 
     async def exit_status_of(self, pid: int) -> int | None:
-        """The exit status of a forked worker; `None` if the zygote is gone or does not answer."""
+        """The exit status of a forked worker; `None` if neither zygote nor `/proc` shows it."""
         future = self._statuses.get(pid)
         if future is None:
             return None
         # A zygote has one thread, which reaps no worker while it imports.
         status = _zombie_status(pid) if self._importing else None
         if status is None:
-            with contextlib.suppress(TimeoutError, ZygoteError):
+            try:
                 async with deadlines.timeout(TIMING.zygote_status_seconds):
-                    status = await asyncio.shield(future)
+                    return await asyncio.shield(future)
+            except TimeoutError:  # it is stopped, or the node is full
+                return _zombie_status(pid)
+            except ZygoteError:
+                return None
         return status
 
     def retire(self) -> None:
