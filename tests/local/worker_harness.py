@@ -26,7 +26,7 @@ from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.frames import Body, Open, Progress
 
 #: Seconds that anything in these tests may take.
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 def environment() -> dict[str, str]:
@@ -249,7 +249,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a test's coroutine on the agent's kind of loop."""
 
     async def limited() -> None:
-        async with deadlines.timeout(2 * DEADLINE):
+        async with deadlines.timeout(1.5 * DEADLINE):
             await main
 
     loop = uvloop.new_event_loop()
