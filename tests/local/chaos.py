@@ -33,8 +33,8 @@ def item(i, kill, leave, eat, hang):
         os._exit(0)
     if i == eat:  # twice the limit, and no more where nothing limits it
         eaten = []
-        for _ in range(2 * LIMIT // 10):
-            eaten.append(b"x" * (10 << 20))
+        for _ in range(2 * LIMIT // 50):
+            eaten.append(b"x" * (50 << 20))
             time.sleep(0.01)
         time.sleep(600)
     if i == hang:
@@ -42,8 +42,10 @@ def item(i, kill, leave, eat, hang):
     return i * i
 """
 
-#: Seconds that an item may run.
+#: Seconds that the item may run that hangs.
 TIMEOUT = 6.0
+#: Seconds that the other items may run.
+LONG_TIMEOUT = 60.0
 LIMIT = {"name": "kubetorch", "resources": {"limits": {"memory": "300Mi"}}}
 CALL_FORMS = ("call", "map", "spawn")
 #: The errors of the items that are the cause.
@@ -115,31 +117,41 @@ def run(
     template = {"spec": {"template": {"spec": {"containers": [LIMIT]}}}}
     compute = kt.Compute(cpus="0.1", concurrency=concurrency, service_template=template)
     remote = handle.to(compute)
-    called = remote.options(retries=retries, timeout=timeout, backoff=0.01, stream_logs=False)
+    impatient = remote.options(retries=retries, timeout=timeout, backoff=0.01, stream_logs=False)
     began = time.monotonic()
     try:
-        outcomes = _outcomes(called, call_form, concurrency, items, causes)
+        outcomes = _outcomes(impatient, call_form, concurrency, items, causes)
     finally:
         handle.teardown()
     return Course(outcomes, causes, time.monotonic() - began)
 
 
 def _outcomes(
-    called: Any,
+    impatient: Any,
     call_form: str,
     concurrency: int,
     items: int,
     causes: dict[str, int],
 ) -> list[Any]:
-    if call_form == "map":
-        calls = ((i, *causes.values()) for i in range(items))
-        return list(called.starmap(calls, return_exceptions=True))
+    patient, hang = impatient.options(timeout=LONG_TIMEOUT), causes["hang"]
+    if call_form == "map":  # all items of a map have one timeout: the item that hangs has its own
+        calls = [(i, *causes.values()) for i in range(items)]
+        hanging_call = calls.pop(hang)
+        with ThreadPoolExecutor(1) as threads:
+            job = threads.submit(_map, impatient, [hanging_call])
+            outcomes = _map(patient, calls)
+            return [*outcomes[:hang], *job.result(), *outcomes[hang:]]
+    callables = [impatient if i == hang else patient for i in range(items)]
     if call_form == "spawn":
-        handles = [called.spawn(i, **causes) for i in range(items)]
+        handles = [called.spawn(i, **causes) for i, called in enumerate(callables)]
         return [_outcome(lambda handle=handle: handle.get(timeout=120)) for handle in handles]
     with ThreadPoolExecutor(concurrency) as threads:
-        jobs = [threads.submit(called, i, **causes) for i in range(items)]
+        jobs = [threads.submit(called, i, **causes) for i, called in enumerate(callables)]
         return [_outcome(job.result) for job in jobs]
+
+
+def _map(called: Any, calls: list[Any]) -> list[Any]:
+    return list(called.starmap(calls, return_exceptions=True))
 
 
 def _outcome(get: Any) -> Any:
