@@ -10,7 +10,7 @@ import pytest
 
 from kubetorch.lib import websocket_protocol
 from kubetorch.sdk.debugger.terminal import show_answers
-from kubetorch.sdk.tuning import LIMITS
+from kubetorch.sdk.tuning import LIMITS, Timing
 from kubetorch.wire import debugger as wire
 from tests.local.debugger.fake_pods import FakePod, frame, message
 
@@ -76,7 +76,9 @@ def test_completions_that_nobody_asked_for_end_no_terminal(pods) -> None:
 
 
 @pytest.mark.security
-def test_a_completion_steers_no_terminal(pods) -> None:
+def test_a_completion_steers_no_terminal(pods, monkeypatch) -> None:
+    timing = Timing(debug_completion_seconds=60.0)
+    monkeypatch.setattr("kubetorch.sdk.debugger.terminal.TIMING", timing)
     fake = pods()
     with ThreadPoolExecutor(1) as pool:
         names = pool.submit(fake.terminal.complete, "a", "a", 0, 1)
