@@ -236,8 +236,10 @@ def test_a_workload_is_torn_down_when_it_was_idle_for_its_ttl(service: Service) 
 
 
 def test_a_service_with_nothing_deployed_stops_by_itself(service_home: Path) -> None:
-    service = Service(service_home, FAKE).start(KT_LOCAL_IDLE="2")
+    service = Service(service_home, FAKE).start()
     service.deploy("f")
+    service.kill()
+    service.start(KT_LOCAL_IDLE="2")
     time.sleep(3)
     assert service.request("GET", "/v1/status")[0] == 200, "it stays while something is deployed"
     service.delete("f")
