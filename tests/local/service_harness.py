@@ -23,9 +23,16 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages, routes, versions
 from kubetorch.wire.messages import Deploy, DeployEvent, WorkloadView
+from tests.free_ports import free_port
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_service.py")))
 REAL = (sys.executable, "-m", "kubetorch.local")
+
+
+def reserve_port(home: Path) -> None:
+    """Give a new home a port that no other test takes while its service is down."""
+    home.mkdir(mode=0o700)
+    (home / "controller-url").write_text(f"http://127.0.0.1:{free_port()}")
 
 
 class Service:

@@ -17,7 +17,7 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.lib import processes
 from kubetorch.wire.messages import Failed, PodView, Ready
 from kubetorch.wire.podenv import MARK
-from tests.local.service_harness import FAKE, Service, deploy, is_ready, spec
+from tests.local.service_harness import FAKE, Service, deploy, is_ready, reserve_port, spec
 
 pytestmark = pytest.mark.faults
 
@@ -30,6 +30,7 @@ def service(fake_service: Service) -> Service:
 @pytest.fixture
 def own_service(service_home: Path) -> Iterator[Service]:
     """A service that the test kills."""
+    reserve_port(service_home)
     service = Service(service_home, FAKE).start()
     yield service
     service.terminate()

@@ -22,6 +22,7 @@ from kubetorch.errors import ConfigError, ControllerUnavailableError
 from kubetorch.lib.http_client import HttpClient
 from kubetorch.local import lifetime
 from kubetorch.wire import routes
+from tests.local.service_harness import reserve_port
 
 
 def answers(endpoint: lifetime.Endpoint) -> bool:
@@ -103,7 +104,7 @@ def test_stop_ends_it_and_the_next_ensure_starts_another(service_home: Path) -> 
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
     assert lifetime.stop() is True
-    service.wait(20)
+    service.wait(60)
     assert lifetime.find() is None
     second = lifetime.ensure()
     assert second.started
@@ -121,7 +122,7 @@ def test_a_program_that_starts_while_the_service_stops_gets_the_next_one(
         with unfinished_request(endpoint):
             assert answers(endpoint)
             os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             # It waits for the request before it ends.
             while lifetime.find() is not None:
                 assert time.monotonic() < deadline
@@ -134,10 +135,11 @@ def test_a_program_that_starts_while_the_service_stops_gets_the_next_one(
 
 @pytest.mark.faults
 def test_fault_a_killed_service_is_not_found_and_started_again(service_home: Path) -> None:
+    reserve_port(service_home)
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
     service.kill()
-    service.wait(20)
+    service.wait(60)
     assert lifetime.find() is None
     second = lifetime.ensure()
     assert second.started
@@ -147,10 +149,11 @@ def test_fault_a_killed_service_is_not_found_and_started_again(service_home: Pat
 
 @pytest.mark.faults
 def test_fault_the_port_of_a_killed_service_may_belong_to_somebody_else(service_home: Path) -> None:
+    reserve_port(service_home)
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
     service.kill()
-    service.wait(20)
+    service.wait(60)
     port = int(first.url.rpartition(":")[2])
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -215,7 +218,7 @@ def test_a_start_that_another_program_does_not_finish_is_given_up(service_home: 
             lifetime.stop(timeout=0.2)
     finally:
         os.close(lock)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(thread.name == "kubetorch-lock" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
 
