@@ -93,7 +93,7 @@ def call(view: WorkloadView, *args: object, token: str | None = None, path: str 
             return (response.status, json.loads(response.read()))
 
 
-def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

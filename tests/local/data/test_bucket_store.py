@@ -21,6 +21,7 @@ from kubetorch.lib.http_client import HttpClient
 from kubetorch.local import lifetime
 from kubetorch.sdk import backend
 from kubetorch.wire import exceptions
+from tests.free_ports import free_port
 from tests.local.key_store import KeyStore
 from tests.local.object_storage import Objects, serving
 from tests.local.service_harness import FAKE, Service
@@ -152,7 +153,7 @@ def test_what_was_put_is_there_byte_for_byte_when_the_disk_was_lost(
 def test_a_bucket_that_answers_503_for_a_while_only_costs_time(
     service: BucketService, tmp_path: Path
 ) -> None:
-    refusals = iter(range(6))
+    refusals = iter(range(1, 4))
     service.objects.on_request = lambda method, key: 503 if next(refusals, None) else None
     with opened(service, tmp_path) as store:
         store.put("k", {"a": b"1"})
@@ -347,8 +348,7 @@ def s3(tmp_path: Path) -> Iterator[str]:
     """A server of S3 that checks signatures, with the bucket `shelf`."""
     pytest.importorskip("nanio")
     (tmp_path / "data" / "shelf").mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(tmp_path / "data")]
     server = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"],
