@@ -190,7 +190,7 @@ def test_an_image_that_its_registry_lost_dooms_new_pods_and_leaves_those_that_ru
         message, hint, seconds = json.loads(program.line("doomed").removeprefix("doomed"))
         assert message.startswith(f"failed to pull: there is no image {pushed.name}: "), message
         assert "pushed" in hint
-        assert seconds < 20
+        assert seconds < 50
         assert program.line("answers") == "answers 1"
         assert set(before) <= set(pods(kubectl, installed.namespace, "pulled"))
     pushed.find()

@@ -9,7 +9,7 @@ import pytest
 from cluster import faults
 from cluster.conftest import Installed, Kubectl
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 SERVICE = """
 import os

@@ -20,7 +20,7 @@ from tests.local import commands
 
 NAME = "notes"
 PLAIN = "def f():\n    return 1\n"
-pytestmark = pytest.mark.security
+pytestmark = [pytest.mark.security, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module", autouse=True)
