@@ -88,7 +88,7 @@ def recorded(service_name):
         calls[:] = [view for view in views if view.is_replayable]
         return calls
 
-    until(find)
+    until(find, 60)
     (call,) = calls
     return call
 
@@ -230,6 +230,7 @@ def test_values_of_variables_are_not_kept(jobs, service):
     remote = kt.fn(jobs.reads_variable, name="env").to(compute, stream_logs=False)
     handle = failed_call(remote)
 
+    recorded("env")
     record = backend.session().ask(lambda controller: controller.get_record(handle.id))
     assert record.variables == ("KT_TEST_SECRET",)
     assert "hush-hush-4711" not in str(record)
@@ -271,6 +272,7 @@ def test_in_a_pod_of_a_cluster_a_replay_reads_no_pickle_that_the_pod_answers_wit
     remote = kt.fn(jobs.train, name="answers", record="all").to(compute, stream_logs=False)
     handle = remote.options(serialization="pickle").spawn(jobs.Model(3), 0.1)
     assert handle.get(60) == [3, 0.1, 1]
+    recorded("answers")
     assert replay(handle.id, backend.session(), changes={}, in_pod=True) == [3, 0.1, 1]
     of_cluster = copy.copy(backend.session())
     of_cluster.is_local = False
