@@ -17,6 +17,7 @@ import pytest
 from kubetorch.pod.user_process import dap
 from kubetorch.sdk.debugger import adapter, local_peers
 from kubetorch.sdk.debugger.adapter import AdapterServer
+from kubetorch.sdk.tuning import Timing
 from tests.local.debugger.adapters import ProtocolClient
 from tests.local.debugger.fake_pods import FakeDebugpy
 from tests.local.debugger.other_users import another_user, as_root
@@ -39,8 +40,10 @@ def debugpy():
 
 
 @pytest.fixture
-def port(debugpy, tmp_path):
+def port(debugpy, tmp_path, monkeypatch):
     """The port of a debug adapter whose pod is a fake."""
+    timing = Timing(debug_client_begin_seconds=60.0, debug_adapter_seconds=60.0)
+    monkeypatch.setattr("kubetorch.sdk.debugger.adapter.TIMING", timing)
     ports: list[int] = []
     has_port = threading.Event()
 
