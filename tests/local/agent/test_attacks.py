@@ -20,7 +20,7 @@ import pytest
 
 from agent_harness import USER_TOKEN, AgentProcess, FakeController
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.controller.tuning import LIMITS
+from kubetorch.controller.tuning import LIMITS, Timing
 from kubetorch.lib import processes, websocket_protocol
 from kubetorch.lib.websocket_protocol import (
     BINARY,
@@ -46,7 +46,7 @@ MIB = 1024 * 1024
 SECONDS, CONNECTIONS = (5.0, 24) if WHOLE else (1.0, 8)
 #: Answers of `/health` during a flood, and seconds in which they come: the machine of a test has
 #: other work, too.
-ANSWERS, PATIENT = 3, 20.0
+ANSWERS, PATIENT = 3, 60.0
 #: Bytes by which a server may have grown when an attack is over: 3 MiB of a relayed body are under
 #: way at one time.
 GROWTH = CONNECTIONS * 6 * MIB
@@ -475,7 +475,11 @@ def frame(opcode: int, payload: bytes, *, is_last: bool = True) -> bytes:
     return bytes(header) + payload
 
 
-def test_a_session_takes_little_before_it_says_hello(cluster: InCluster) -> None:
+def test_a_session_takes_little_before_it_says_hello(
+    cluster: InCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timing = Timing(session_hello_seconds=60.0)
+    monkeypatch.setattr("kubetorch.controller.sessions.TIMING", timing)
     host, port = cluster.url.removeprefix("http://").split(":")
     address = (host, int(port))
     announced = websocket_protocol.frame_header(TEXT, 4 * MIB - 1, masked=True)
