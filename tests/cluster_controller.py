@@ -324,7 +324,7 @@ def say_hello(url: str, token: str, pod: PodIdentity, *, generation: int = 0) ->
                 endpoint,
                 headers={routes.AUTHORIZATION: f"Bearer {token}"},
                 max_message=1024**2,
-                timeout=20.0,
+                timeout=60.0,
             )
         except websocket_protocol.UpgradeRefusedError as error:
             return [str(error.status)]
@@ -340,7 +340,7 @@ def say_hello(url: str, token: str, pod: PodIdentity, *, generation: int = 0) ->
         )
         assert endpoint.connection is not None
         endpoint.connection.send(messages.encode(hello), opcode=websocket_protocol.TEXT)
-        await asyncio.wait_for(endpoint.is_told.wait(), 20)
+        await asyncio.wait_for(endpoint.is_told.wait(), 60)
         told = endpoint.told[:]
         endpoint.connection.abort("the test has seen enough")
         return told

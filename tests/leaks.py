@@ -20,7 +20,7 @@ import psutil
 
 # How long a process that was told to end, or a thread that was told to stop, may take where many
 # others run, too.
-GRACE = 20.0
+GRACE = 60.0
 #: What this process has open, where the system says it so.
 _DESCRIPTORS = Path("/proc/self/fd")
 

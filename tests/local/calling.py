@@ -85,7 +85,7 @@ def with_longer_timeouts(attempt: Callable[[float], bool]) -> None:
     assert any(attempt(timeout) for timeout in TIMEOUTS)
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for something that another thread brings about."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -23,7 +23,7 @@ from tests.free_ports import free_port
 from tests.local.user_project import UserProject
 
 SERVER = Path(__file__).with_name("raw_app.py")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Door:

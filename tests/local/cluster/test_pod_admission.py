@@ -160,7 +160,7 @@ class World(OnKubernetes):
         return token
 
     def hello(
-        self, token: str, workload: str, pod: str, *, seconds: float = 20.0, **hello_fields: Any
+        self, token: str, workload: str, pod: str, *, seconds: float = 60.0, **hello_fields: Any
     ) -> list[str]:
         """What a pod is told, once the controller has had time to find out who made it.
 
@@ -177,7 +177,7 @@ class World(OnKubernetes):
 
     def until(self, look: Callable[[], Any]) -> Any:
         """Wait until something is there."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 outcome = self.on_loop(look)
