@@ -38,7 +38,7 @@ def objects() -> Iterator[Objects]:
 
     def wait(method: str, key: str) -> None:
         if (method, key) == ("GET", objects.held):  # type: ignore[attr-defined]
-            objects.release.wait(30)  # type: ignore[attr-defined]
+            objects.release.wait(60)  # type: ignore[attr-defined]
 
     objects.on_request = wait
     with serving(objects.handler()) as url:
@@ -49,7 +49,7 @@ def objects() -> Iterator[Objects]:
 
 class Store:
     def __init__(
-        self, root: Path, *, silence_seconds: float = 30.0, environ: Mapping[str, str] = ENVIRON
+        self, root: Path, *, silence_seconds: float = 60.0, environ: Mapping[str, str] = ENVIRON
     ) -> None:
         self.blobs = BlobStores(root / "blobs")
         self.data = DataStore(
@@ -73,7 +73,7 @@ def pull_of(objects: Objects) -> PullBucket:
 
 
 async def until_asked(objects: Objects) -> None:
-    async with deadlines.timeout(30):
+    async with deadlines.timeout(60):
         while ("GET", objects.held) not in objects.requests:
             await asyncio.sleep(0.01)
 
@@ -135,7 +135,7 @@ def test_a_getter_that_joins_while_the_last_one_leaves_gets_the_key(
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
             objects.release.set()  # type: ignore[attr-defined]
-            async with deadlines.timeout(30):
+            async with deadlines.timeout(60):
                 last = [row async for row in rows][-1]
         assert last.key is not None
 
@@ -150,7 +150,7 @@ def test_getters_hear_of_a_program_that_writes_no_lines(tmp_path: Path, objects:
 
     async def scenario() -> None:
         store = Store(tmp_path / "store", environ=environ)
-        async with deadlines.timeout(30):
+        async with deadlines.timeout(60):
             row = await store.pull(objects)
         assert row.failure is not None
         assert "the controller ended its work on s3://bucket" in row.failure["message"]
@@ -195,7 +195,7 @@ def test_getters_hear_of_the_end_of_the_controller(tmp_path: Path, objects: Obje
         getter = asyncio.ensure_future(store.pull(objects))
         await asyncio.sleep(0)  # its program did not start yet
         await store.buckets.close()
-        async with deadlines.timeout(30):
+        async with deadlines.timeout(60):
             row = await getter
         assert row.failure is not None
 

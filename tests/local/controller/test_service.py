@@ -86,7 +86,7 @@ def outcome(service: Service, source: str, **kwargs: object) -> DeployEvent:
 
 
 def call(view: WorkloadView, *args: object, token: str | None = None, path: str = "f") -> object:
-    with HttpClient(view.url, view.token if token is None else token, timeout=30) as client:
+    with HttpClient(view.url, view.token if token is None else token, timeout=60) as client:
         body = json.dumps({"args": args}).encode()
         headers = {"Content-Type": "application/json"}
         with client.request("POST", f"/{path}", body=body, headers=headers) as response:

@@ -86,7 +86,7 @@ class Census:
 
     def falls_to(self, count: int, pid: int | None = None) -> bool:
         """Whether there are so few soon: a process may still be about to close some."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self(pid) > count:
             if time.monotonic() > deadline:
                 return False

@@ -233,7 +233,7 @@ def proven(client: StreamClient, *, token: str | None = None, name: str = "hosti
     proof = frames.StreamProof(token or client.token, name, client.welcome.incarnation)
     connection.send(frames.encode_proof(proof))
     connection.setblocking(True)
-    connection.settimeout(20)
+    connection.settimeout(60)
     return connection
 
 
@@ -320,7 +320,7 @@ def test_a_connection_needs_the_token_and_the_identity_of_a_stream(
     with connection:
         connection.send(b"\xff" * 100)
         connection.setblocking(True)
-        connection.settimeout(20)
+        connection.settimeout(60)
         assert connection.recv(1) == b""
     open_with_file(client, 1, 1, 500_000)
     with pytest.raises(CallFailed, match="no connection for such files"):
