@@ -37,11 +37,13 @@ class _Window:
     taken to be even.
     """
 
-    __slots__ = ("_bucket", "_integral", "_integrals", "_size", "_time", "_width")
+    __slots__ = ("_bucket", "_integral", "_integrals", "_size", "_time", "_width", "memory_seconds")
 
     def __init__(self, length: float, shortest: float, time: float) -> None:
         self._width = min(length / _BUCKETS, shortest / _PANIC_BUCKETS)
         self._size = ceil(length / self._width) + 2
+        #: After so many whole seconds no average has a part of a load that has ended.
+        self.memory_seconds = ceil(length + self._width)
         self._integrals = array("d", bytes(8 * self._size))
         self._integral = 0.0
         self._time = time
@@ -188,6 +190,7 @@ class ServiceLoad:
         "_started",
         "_sum",
         "_values",
+        "_values_changed",
         "_values_time",
         "_window",
         "_window_seconds",
@@ -230,7 +233,7 @@ class ServiceLoad:
         self.observed = time
         #: The sum of the pods' values; it is in `_sum` up to this time.
         self._values = 0.0
-        self._values_time = time
+        self._values_changed = self._values_time = time
         #: The sum of the metric in all reports, but of concurrency, for which `_base` has it; and
         #: the part that the window has.
         self._sum = 0.0
@@ -252,7 +255,7 @@ class ServiceLoad:
         self.measure(time)
         for name in self.pods.keys() - names:
             pod = self.pods.pop(name)
-            self._values -= pod.value
+            self._change_values(-pod.value, time)
             self.calls -= pod.calls
             self._base -= pod.base
         self._counted = self._total(time)
@@ -325,6 +328,13 @@ class ServiceLoad:
             self.began = None
         if not self._rates or time - self._rates[-1][0] >= 1.0:
             self._rates.append((time, self._started))
+
+    @property
+    def settled_time(self) -> float:
+        """From when on the averages stay as they are while nothing is reported."""
+        if self._metric == "memory":  # what is in use stays in use
+            return self._values_changed + self._window.memory_seconds
+        return self.last_time + self._window_seconds
 
     def average(self, time: float, shortest: float) -> float:
         """The load over the window, of which load that began lately has `shortest` seconds."""
@@ -423,8 +433,13 @@ class ServiceLoad:
             pod.value_time = time
         else:
             return
-        self._values += value - pod.value
+        self._change_values(value - pod.value, time)
         pod.value = value
+
+    def _change_values(self, change: float, time: float) -> None:
+        if change:
+            self._values += change
+            self._values_changed = time
 
     def _sum_values(self, time: float) -> None:
         self._sum += self._values * (time - self._values_time)

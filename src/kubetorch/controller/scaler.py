@@ -286,6 +286,8 @@ class Scaler:
         for pod in load.pods.values():
             waiting += min(pod.load.waiting, pod.calls)
             for name, (value, _) in pod.load.metrics.items():
+                if not abs(value) < LIMITS.metric_value:
+                    continue  # nothing was decided by it, either
                 metrics[name] = metrics.get(name, 0.0) + value
         return ScalingView(
             engine="kubetorch",
@@ -330,10 +332,10 @@ class Scaler:
     def _set_due(self, time: float) -> None:
         self._due = inf
         load = self._load
-        window = self._settings.window
-        if load.calls or time < load.last_time + window:
+        settled_time = load.settled_time
+        if load.calls or time < settled_time:
             if load.began is None:
-                self._wake(load.last_time + window)
+                self._wake(settled_time)
             else:
                 self._wake_for_load(time)
         if not self._is_proving:

@@ -337,6 +337,21 @@ def test_a_resource_that_pods_do_not_ask_for_holds_the_size_and_says_so() -> Non
     assert service.reason.startswith("the pods ask for no cpu")
 
 
+def test_the_last_report_of_less_memory_is_decided_on_once_the_average_has_it() -> None:
+    service = Service(4, metric="memory", target=50, utilization=100, request=100.0, window=6)
+    for agent in service.agents.values():
+        agent.memory_bytes = 50
+    service.run(10)
+    for agent in service.agents.values():
+        agent.memory_bytes = 10
+    service.run(1)
+    service.is_reporting = False
+    while (delay := service.scaler.next_decision(service.now)) is not None:
+        service.now += delay
+        service.scaler.decide(service.now)
+    assert service.scaler.size == service.scaler.decide(service.now + 3600)
+
+
 def test_memory_that_no_pod_has_reported_holds_the_size() -> None:
     service = Service(3, metric="memory", target=80, request=100.0, minimum=1)
     assert service.run(200) == 3
