@@ -267,7 +267,7 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
         column = _pack_column(packer, value)
         return packer.tag("pd.series", column, *_pack_labels(packer, value, value.name))
     if isinstance(value, pandas.Index):
-        return packer.tag("pd.index", _pack_index(packer, value))
+        return packer.tag("pd.index", _pack_index(packer, value, LIMITS.bare_range_labels))
     if value is pandas.NaT or value is pandas.NA:
         return packer.tag("pd.missing", "NaT" if value is pandas.NaT else "NA")
     if kind in (pandas.Timestamp, pandas.Timedelta):
@@ -279,7 +279,8 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 
 def _pack_labels(packer: Packer, value: Any, name: object) -> list[object]:  # noqa: ANN401
     """The index of a frame or of a series, its name, and its `attrs`."""
-    pack = functools.partial(_pack_index, packer, value.index)
+    most_labels = LIMITS.range_labels if value.size else LIMITS.bare_range_labels
+    pack = functools.partial(_pack_index, packer, value.index, most_labels)
     index = packer.pack_part("index", pack, is_attribute=True)
     labels = [index, packer.pack(name, packer.KEY)]
     return [*labels, packer.pack(dict(value.attrs))] if value.attrs else labels
@@ -406,14 +407,18 @@ def _pack_arrow_column(packer: Packer, array: Any) -> list[int]:  # noqa: ANN401
     return _pack_table(packer, array, pyarrow.table({"": array.__arrow_array__()}))
 
 
-def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # an index
+def _pack_index(
+    packer: Packer,
+    index: Any,  # noqa: ANN401
+    most_labels: int = LIMITS.range_labels,
+) -> list[object]:
     pandas = sys.modules["pandas"]
     names = [packer.pack(name, packer.KEY) for name in index.names]
     if type(index) is pandas.RangeIndex:
-        if len(index) > LIMITS.range_labels:
+        if len(index) > most_labels:
             packer.refuse(
                 index,
-                f" of more than {LIMITS.range_labels} labels",
+                f" of more than {most_labels} labels",
                 "send its start, stop and step",
             )
         return ["range", index.start, index.stop, index.step, *names]
@@ -454,9 +459,10 @@ def _unpack_frame(
     attributes: object = None,
 ) -> Any:  # noqa: ANN401  # a frame
     pandas = unpacker.library("pandas", "a frame of pandas")
-    labels = _unpack_labels(unpacker, index)
-    series: list[Any] = []
     packed_blocks = expect(blocks, list)
+    most_labels = LIMITS.range_labels if packed_blocks else LIMITS.bare_range_labels
+    labels = _unpack_labels(unpacker, index, most_labels)
+    series: list[Any] = []
     if len(packed_blocks) == 1 and type(packed_blocks[0]) is not list:
         frame = pandas.DataFrame(_array(packed_blocks[0], 2), labels, copy=False)
     else:
@@ -487,14 +493,20 @@ def _unpack_series(
     return series
 
 
-def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
+def _unpack_index(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
+    return _unpack_labels(unpacker, packed, LIMITS.bare_range_labels)
+
+
+def _unpack_labels(
+    unpacker: Unpacker, packed: object, most_labels: int = LIMITS.range_labels
+) -> Any:  # noqa: ANN401  # an index
     pandas = unpacker.library("pandas", "an index of pandas")
     kind, *parts = expect(packed, list)
     if expect(kind, str) == "range":
         start, stop, step, name = parts
         labels = range(*(expect(bound, int) for bound in (start, stop, step)))
-        if len(labels) > LIMITS.range_labels:
-            raise ValueError(f"a range of more than {LIMITS.range_labels} labels")
+        if len(labels) > most_labels:
+            raise ValueError(f"a range of more than {most_labels} labels")
         return pandas.RangeIndex(labels, name=unpacker.key(name))
     if kind == "multi":
         levels, codes, names = parts
@@ -856,7 +868,7 @@ UNPACKERS: dict[str, Callable[..., Any]] = {
     "torch.tensor": _unpack_tensor,
     "pd.frame": _unpack_frame,
     "pd.series": _unpack_series,
-    "pd.index": _unpack_labels,
+    "pd.index": _unpack_index,
     "pd.Timestamp": _unpack_moment("Timestamp"),
     "pd.Timedelta": _unpack_moment("Timedelta"),
     "pd.missing": _unpack_missing,

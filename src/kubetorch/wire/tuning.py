@@ -74,6 +74,8 @@ class Limits(Table):
     empty_array_elements: int = 1 << 28
     #: Labels of a range; the values beside the range are as many.
     range_labels: int = 1 << 28
+    #: Labels of a range without values beside it: an array of the labels has 512 MiB.
+    bare_range_labels: int = 1 << 26
     #: Labels of a range inside a value, of which pandas makes an array.
     inner_range_labels: int = 1000
     #: Dictionaries of Arrow that are checked: with each batch, all dictionaries.

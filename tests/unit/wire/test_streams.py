@@ -118,11 +118,21 @@ def test_nulls_are_no_labels_of_an_index_or_a_category(rows: int) -> None:
 
 @pytest.mark.security
 def test_a_range_has_no_more_labels_than_are_cheap() -> None:
-    for stop in (2**28 + 1, 2**63 - 1, 2**80):
-        with pytest.raises(SerializationError):
-            _decode({"$": ["pd.index", ["range", 0, stop, 1, None]]})
-    with pytest.raises(SerializationError, match=r"result\.index is a pandas\.RangeIndex"):
-        codecs.encode("values", pandas.DataFrame(index=pandas.RangeIndex(2**40)))
+    for stop in (2**26 + 1, 2**63 - 1, 2**80):
+        labels = ["range", 0, stop, 1, None]
+        for tag in (["pd.index", labels], ["pd.frame", [], ["range", 0, 0, 1, None], labels, None]):
+            with pytest.raises(SerializationError, match="67108864 labels|OverflowError"):
+                _decode({"$": tag})
+    for value in (pandas.RangeIndex(2**26 + 1), pandas.DataFrame(index=pandas.RangeIndex(2**40))):
+        with pytest.raises(SerializationError, match=r"pandas\.RangeIndex of more than 67108864"):
+            codecs.encode("values", value)
+    index = pandas.RangeIndex(2**26)
+    assert sent(index).equals(index)
+
+
+def test_labels_may_be_as_many_as_the_values_beside_them() -> None:
+    series = pandas.Series(numpy.zeros(2**26 + 1, "i1"))
+    assert len(sent(series)) == len(sent(pandas.DataFrame({"a": series}))) == 2**26 + 1
 
 
 SMALL = {
