@@ -121,7 +121,7 @@ def test_a_range_has_no_more_labels_than_are_cheap() -> None:
     for stop in (2**26 + 1, 2**63 - 1, 2**80):
         labels = ["range", 0, stop, 1, None]
         for tag in (["pd.index", labels], ["pd.frame", [], ["range", 0, 0, 1, None], labels, None]):
-            with pytest.raises(SerializationError, match="67108864 labels|OverflowError"):
+            with pytest.raises(SerializationError, match=r"67108864 labels|OverflowError"):
                 _decode({"$": tag})
     for value in (pandas.RangeIndex(2**26 + 1), pandas.DataFrame(index=pandas.RangeIndex(2**40))):
         with pytest.raises(SerializationError, match=r"pandas\.RangeIndex of more than 67108864"):
