@@ -231,7 +231,7 @@ class ServiceLoad:
         self._panic_window = panic_window
         self._window = _Window(window, panic_window, time)
         self.observed = time
-        #: The sum of the pods' values; it is in `_sum` up to this time.
+        #: The sum of the pods' values, and when it changed last; it is in `_sum` up to this time.
         self._values = 0.0
         self._values_changed = self._values_time = time
         #: The sum of the metric in all reports, but of concurrency, for which `_base` has it; and

@@ -409,7 +409,7 @@ def _pack_arrow_column(packer: Packer, array: Any) -> list[int]:  # noqa: ANN401
 
 def _pack_index(
     packer: Packer,
-    index: Any,  # noqa: ANN401
+    index: Any,  # noqa: ANN401  # an index
     most_labels: int = LIMITS.range_labels,
 ) -> list[object]:
     pandas = sys.modules["pandas"]

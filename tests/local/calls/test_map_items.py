@@ -55,15 +55,15 @@ def meet_beside(i, name, count):
     global now
     with lock:
         now += 1
-        seen = now
-        peaks[name] = max(seen, peaks.get(name, 0))
+        running_items = now
+        peaks[name] = max(running_items, peaks.get(name, 0))
     end = time.monotonic() + 60
     while peaks[name] < count and time.monotonic() < end:
         time.sleep(0.005)
     time.sleep(0.05)
     with lock:
         now -= 1
-    return seen
+    return running_items
 
 class Brief:
     def busy(self, i):

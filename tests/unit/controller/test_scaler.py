@@ -352,6 +352,14 @@ def test_the_last_report_of_less_memory_is_decided_on_once_the_average_has_it() 
     assert service.scaler.size == service.scaler.decide(service.now + 3600)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308])
+def test_a_metric_that_is_too_large_or_no_number_is_not_in_the_state(value: float) -> None:
+    service = Service(1)
+    metrics = {"queue": (value, 0.0), "rows": (5.0, 0.0)}
+    service.scaler.report("pod-001", PodLoad(0, metrics=metrics), service.now)
+    assert service.scaler.view(service.now).metrics == {"rows": 5.0}
+
+
 def test_memory_that_no_pod_has_reported_holds_the_size() -> None:
     service = Service(3, metric="memory", target=80, request=100.0, minimum=1)
     assert service.run(200) == 3

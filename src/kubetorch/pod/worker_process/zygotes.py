@@ -178,16 +178,15 @@ class ZygoteHandle:
         if future is None:
             return None
         # A zygote has one thread, which reaps no worker while it imports.
-        status = _zombie_status(pid) if self._importing else None
-        if status is None:
-            try:
-                async with deadlines.timeout(TIMING.zygote_status_seconds):
-                    return await asyncio.shield(future)
-            except TimeoutError:  # it is stopped, or the node is full
-                return _zombie_status(pid)
-            except ZygoteError:
-                return None
-        return status
+        if self._importing and (status := _zombie_status(pid)) is not None:
+            return status
+        try:
+            async with deadlines.timeout(TIMING.zygote_status_seconds):
+                return await asyncio.shield(future)
+        except TimeoutError:  # it is stopped, or the node is full
+            return _zombie_status(pid)
+        except ZygoteError:
+            return None
 
     def retire(self) -> None:
         """End the zygote as soon as the last of its workers has ended.
