@@ -18,6 +18,7 @@ import errno
 import itertools
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -373,6 +374,15 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+def _begin_writing_to_disk(descriptor: int) -> None:
+    """Have the disk take what was written while more is: a sync that follows waits less.
+
+    Linux writes out what it is told to forget; what is not on disk yet stays in memory.
+    """
+    if sys.platform == "linux":
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _scandir(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
@@ -446,6 +456,8 @@ class BlobWriter:
         """Check and store the blob, whose bytes are all written."""
         try:
             self._check()
+            if self._length >= _PIECE_BYTES:
+                _begin_writing_to_disk(self._file.fileno())
             self._file.close()
             self._is_reserved = not self._store.adopt(self._temporary, self._digest)
         except OSError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from kubetorch.datastore.blobs import digest_of
+from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.scan import FileChangedError
 from kubetorch.datastore.snapshots import Extent, Piece, read_extents
 from kubetorch.datastore.transfer import Delta, DeltaOf, compressed
@@ -236,12 +236,6 @@ class Upload:
         missing = client.missing(sizes)
         # Of blobs that go whole their own bytes count, as in a get.
         whole_bytes = sum(sizes[digest] for digest in missing)
-        if self._store is not None:
-            for digest in missing:
-                data = data_of(digest)
-                with self._store.writer(digest, len(data), is_hashed=True) as writer:
-                    writer.write(data)
-            return whole_bytes
         sent_bytes = 0
 
         def source(digest: str) -> tuple[int, Iterator[bytes]]:
@@ -258,10 +252,29 @@ class Upload:
             client.upload(counted())
         return whole_bytes if delta_of is None else min(sent_bytes, whole_bytes)
 
+    def _write_missing(
+        self,
+        store: BlobStore,
+        sizes: dict[str, int],
+        data_of: Callable[[str], bytes | memoryview],
+    ) -> int:
+        """Write those of some blobs that the store on this machine lacks; returns their bytes."""
+        missing = store.missing(sizes)
+        store.touch(sizes.keys() - missing)
+        for digest in missing:
+            data = data_of(digest)
+            with store.writer(digest, len(data), is_hashed=True) as writer:
+                writer.write(data)
+        return sum(sizes[digest] for digest in missing)
+
     def _send_missing(
         self, sizes: dict[str, int], data_of: Callable[[str], bytes | memoryview]
     ) -> int:
         """Send those of some blobs that the store lacks; returns how many bytes that were."""
+        if self._store is not None:
+            written_bytes = self._write_missing(self._store, sizes, data_of)
+            self._renewal.add(sizes)
+            return written_bytes
         deltas = self.deltas if self.deltas is not None and self.deltas.has_any(sizes) else None
 
         def send(attempt: int) -> int:
