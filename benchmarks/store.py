@@ -1,6 +1,7 @@
 """Files and tensors to the data store and back, beside rsync, cp, Ray, and the machine's own rates.
 
-Each round has new content: no store has any of it, and no side has another one's.
+Each round has new content: no store has any of it, and no side has another one's. Before each
+measurement the disk comes to rest: no side pays for what another one left.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ FILES, CHANGED = 20_000, 0.01
 CHECKPOINT, WEIGHTS, SHARED, PODS = SIZE // 2**24 * 2**23, SIZE // 2**21 * 2**20, 2 * SIZE // 5, 8
 #: On a disk: /tmp may be memory.
 FOLDER = os.environ.get("KT_BENCHMARK_FOLDER") or tempfile.gettempdir()
-RSYNC, CP = "rsync daemon", "cp"
+#: A put is on disk when it returns, so the peer's is, too.
+RSYNC, CP = "rsync daemon, --fsync", "cp"
 FLOOR, MEMCPY = "slowest of TCP, disk, BLAKE3", "memcpy"
+#: ext4 looks at each inode that was freed within 5 s before it takes a new one.
+_FREED_INODES_SECONDS = 6.0
 _PIECE, _SPACING = 1024 * 1024, 64 * 1024
 _CONNECT_SECONDS = 10.0
 
@@ -145,6 +149,13 @@ def renew(folder: Path) -> None:
             file.write(os.urandom(512))
 
 
+def settle(*, has_deleted_files: bool = False) -> None:
+    """Wait until the disk has all that was written, and has forgotten what was deleted."""
+    os.sync()
+    if has_deleted_files:
+        time.sleep(_FREED_INODES_SECONDS)
+
+
 def change(path: Path) -> None:
     """Change a part of the file, in one place."""
     with path.open("r+b") as file:
@@ -169,13 +180,15 @@ def _ours(folder: Path) -> Iterator[Measure]:
         ours.project(["getters.py"]) as project,
         ours.home() as env,
         processes.program("kubetorch_store", str(project), str(folder), env=env) as client,
+        processes.program("kubetorch_store", str(project), str(folder), env=env) as writer,
         processes.program("kubetorch_store", str(project), str(folder), env=env) as reader,
     ):
 
         def measure() -> dict[str, float]:
             renew(folder)
-            values = client.ask("measure")
-            seconds = client.ask("put_weights")["seconds"] + reader.ask("get_weights")["seconds"]
+            # The client never has a file of its own in memory, so its peak is what we take.
+            values = {**client.ask("files"), **writer.ask("scattered")}
+            seconds = writer.ask("put_weights")["seconds"] + reader.ask("get_weights")["seconds"]
             return {**values, "weights": WEIGHTS / seconds}
 
         yield measure
@@ -201,8 +214,9 @@ def _rsync(sources: Path) -> Iterator[Measure]:
         try:
             _wait_for(port)
             url = f"rsync://127.0.0.1:{port}/store"
+            command = [program, "-a", "--fsync"]
             yield lambda: _copied(
-                folder, sources, lambda source, target: [program, "-a", source, target], url
+                folder, sources, lambda source, target: [*command, source, target], url
             )
         finally:
             daemon.terminate()
@@ -227,8 +241,10 @@ def _copied(
 ) -> dict[str, float]:
     """Copy files to a store and back."""
     renew(sources)
+    settle(has_deleted_files=True)
 
     def seconds(source: str, target: str) -> float:
+        settle()
         began = time.perf_counter()
         subprocess.run(command(source, target), check=True)
         return time.perf_counter() - began
@@ -266,8 +282,11 @@ def _wait_for(port: int) -> None:
 @contextmanager
 def _floor() -> Iterator[Measure]:
     def measure() -> dict[str, float]:
-        rate = min(_tcp_rate(), _disk_rate(), _hash_rate())
-        return {"put": rate, "get": rate}
+        tcp, hashing = _tcp_rate(), _hash_rate()
+        return {
+            "put": min(tcp, hashing, _disk_rate(is_synced=True)),
+            "get": min(tcp, hashing, _disk_rate(is_synced=False)),
+        }
 
     yield measure
 
@@ -314,13 +333,16 @@ def _tcp_rate() -> float:
         return SIZE / (time.perf_counter() - began)
 
 
-def _disk_rate() -> float:
-    """The rate of writes to a file, as `cp` has it: without a sync."""
+def _disk_rate(*, is_synced: bool) -> float:
+    """The rate of writes to a file, until they are on disk, or as `cp` has it without a sync."""
+    settle()
     piece = os.urandom(_PIECE)
     with tempfile.TemporaryFile(dir=FOLDER, buffering=0) as file:
         began = time.perf_counter()
         for _ in range(SIZE // _PIECE):
             file.write(piece)
+        if is_synced:
+            os.fsync(file.fileno())
         return SIZE / (time.perf_counter() - began)
 
 

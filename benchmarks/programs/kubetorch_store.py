@@ -36,14 +36,13 @@ def main() -> None:
     sys.path.insert(0, project)
     getters = kt.fn(importlib.import_module("getters").get, name="getters")
 
-    def measure() -> dict[str, float]:
+    def put_files() -> dict[str, float]:
         with tempfile.TemporaryDirectory(prefix="kt-store-", dir=store.FOLDER) as folder:
             try:
                 values = {
                     **_large(Path(sources, "large"), folder),
                     **_small(Path(sources, "small"), folder),
                     **_memory(),
-                    **_scattered(),
                     **_broadcast(getters, folder),
                 }
             finally:
@@ -60,11 +59,20 @@ def main() -> None:
         dest = {"w": numpy.zeros(store.WEIGHTS, "u1")}
         return {"seconds": driving.clock(lambda: kt.get("weights", dest=dest))}
 
-    answer({"measure": measure, "put_weights": put_weights, "get_weights": get_weights})
+    def scattered() -> dict[str, float]:
+        try:
+            return _scattered()
+        finally:
+            kt.rm("benchmark", recursive=True)
+
+    questions = {"files": put_files, "scattered": scattered}
+    answer({**questions, "put_weights": put_weights, "get_weights": get_weights})
 
 
 def _large(file: Path, folder: str) -> dict[str, float]:
+    store.settle(has_deleted_files=True)
     put = driving.clock(lambda: kt.put("benchmark/large", file))
+    store.settle()
     get = driving.clock(lambda: kt.get("benchmark/large", f"{folder}/out/"))
     shutil.rmtree(f"{folder}/out")
     store.change(file)
@@ -88,7 +96,9 @@ def _large(file: Path, folder: str) -> dict[str, float]:
 
 
 def _small(source: Path, folder: str) -> dict[str, float]:
+    store.settle()
     put = driving.clock(lambda: kt.put("benchmark/small", source))
+    store.settle()
     get = driving.clock(lambda: kt.get("benchmark/small", f"{folder}/out"))
     kt.put("benchmark/small", source)  # files that were new are read once more
     unchanged = driving.clock(lambda: kt.put("benchmark/small", source))
@@ -117,11 +127,13 @@ def _scattered() -> dict[str, float]:
         tensors.put(far, config.namespace, "benchmark/checkpoint", layers, progress)
         return progress
 
+    store.settle()
     first = driving.clock(put)
     for layer in layers.values():
         places = generator.integers(0, len(layer), len(layer) // 100)
         layer[places] ^= generator.integers(1, 256, len(places)).astype("u2")
     moved: list[int] = []
+    store.settle()
     second = driving.clock(lambda: moved.append(put().moved))
     return {"scattered": moved[0] / store.CHECKPOINT, "scattered time": second / first}
 
