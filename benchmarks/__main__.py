@@ -19,10 +19,11 @@ LOCAL = (
     *("calls", "map", "bulk", "reload", "startup", "logs", "faults", "manifests", "image"),
     *("sessions", "ranks", "scale", "store"),
 )
-CLUSTER = "cluster"
+#: These need a cluster.
+CLUSTER = ("cluster", "knative")
 #: Stands for all that need no cluster.
 ALL = "all"
-NAMES = (*LOCAL, CLUSTER, ALL)
+NAMES = (*LOCAL, *CLUSTER, ALL)
 # 5: fewer medians say little on a machine that also does other things.
 ROUNDS = 5
 

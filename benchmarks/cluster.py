@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from benchmarks import kubectl, ours, processes, reload, sessions
@@ -103,7 +103,7 @@ def _outside(namespace: str, rounds: int) -> list[Row]:
 
     @contextmanager
     def calls() -> Iterator[Measure]:
-        with _program(namespace, "kubetorch_calls") as client:
+        with program(namespace, "kubetorch_calls") as client:
             yield lambda: client.ask("latency", seconds=SECONDS)
 
     @contextmanager
@@ -137,7 +137,7 @@ def _inside(namespace: str, rounds: int) -> list[Row]:
         kubectl.pod(
             namespace, "echo-inside", source, port=echo.HTTP_PORT, node=server_node
         ) as address,
-        _program(namespace, "kubetorch_inside", caller_node, server_node) as client,
+        program(namespace, "kubetorch_inside", caller_node, server_node) as client,
     ):
 
         def calls() -> dict[str, float]:
@@ -226,7 +226,7 @@ def _starts(namespace: str, rounds: int) -> list[Row]:
     numbers, image = itertools.count(), kubectl.default_image()
 
     def start() -> dict[str, float]:
-        with _program(namespace, "kubetorch_start", f"start-{next(numbers)}") as client:
+        with program(namespace, "kubetorch_start", f"start-{next(numbers)}") as client:
             return client.ask("start")
 
     def bare() -> dict[str, float]:
@@ -245,7 +245,7 @@ def _starts(namespace: str, rounds: int) -> list[Row]:
 def _memory(namespace: str, rounds: int) -> list[Row]:
     @contextmanager
     def controller() -> Iterator[Measure]:
-        with _program(namespace, "kubetorch_many", str(WORKLOADS)):
+        with program(namespace, "kubetorch_many", str(WORKLOADS)):
             yield lambda: {"bytes": kubectl.controller_memory()}
 
     sides = [
@@ -256,10 +256,12 @@ def _memory(namespace: str, rounds: int) -> list[Row]:
 
 
 @contextmanager
-def _program(namespace: str, name: str, *arguments: str) -> Iterator[processes.Program]:
+def program(
+    namespace: str, name: str, *arguments: str, modules: Sequence[str] = ("caller.py",)
+) -> Iterator[processes.Program]:
     """A program with a project of its own that deploys into the namespace."""
     with (
-        ours.project(["caller.py"]) as root,
+        ours.project(modules) as root,
         _started(namespace, name, str(root), *arguments) as client,
     ):
         yield client

@@ -68,18 +68,19 @@ def steps(
     rounds: int,
     start: Callable[[], AbstractContextManager[processes.Program]] = _program,
     *peers: Side,
+    has_ledger: bool = True,
 ) -> list[Row]:
     """The step of load, of the services that `start` deploys: on this machine, or a cluster's.
 
     Peers have the metric `seconds`, and ours may not be slower. Raises `ProgramError` unless every
-    call ends once.
+    call ends once; pods on this machine have a ledger, which says that it ran once.
     """
     budgets: dict[str, Budget | None] = {STARTS: None}
     budgets |= {peer.name: Limit(1.0) for peer in peers}
     figure = Figure("step of 1 to 200 callers, all 8 pods ready", "seconds", "s", budgets)
     with start() as client:
         sides = [
-            _side(OURS, lambda: client.ask("step")),
+            _side(OURS, lambda: client.ask("step", has_ledger=has_ledger)),
             _side(STARTS, lambda: client.ask("start", pods=8)),
             *peers,
         ]

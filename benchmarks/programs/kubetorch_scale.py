@@ -9,7 +9,6 @@ import importlib
 import itertools
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,18 +18,14 @@ from pathlib import Path
 import kubetorch as kt
 from benchmarks.programs import driving
 from benchmarks.programs.answering import answer, arguments
+from benchmarks.programs.stepping import CONCURRENCY, DEADLINE, step
+from benchmarks.programs.stepping import PODS as STEP_PODS
 
 Service = kt.Fn[..., int]
-#: Seconds after which something does not happen any more.
-DEADLINE = 120.0
 #: Seconds between two looks at the pods of a service.
 LOOK_PAUSE_SECONDS = 0.02
 #: Deploys at the same time: each is mostly a wait for the service.
 DEPLOYERS = 4
-#: The step of load.
-CALLERS, CALL_SECONDS, CONCURRENCY, STEP_PODS = 200, 0.2, 4, 8
-#: The callers go on for so long with all pods.
-STEADY_SECONDS = 0.5
 
 
 class Services:
@@ -65,11 +60,11 @@ class Services:
         service.teardown()
         return {"seconds": seconds}
 
-    def step(self) -> dict[str, float]:
+    def step(self, *, has_ledger: bool = True) -> dict[str, float]:
         """Call a service of one pod from ever more threads."""
         scaled = _compute().autoscale(min_scale=1, max_scale=STEP_PODS, concurrency=CONCURRENCY)
         service = self._deploy(scaled)
-        seconds = _step(service)
+        seconds = _step(service, has_ledger=has_ledger)
         service.teardown()
         return {"seconds": seconds}
 
@@ -133,45 +128,23 @@ def _quick_to_zero() -> kt.Compute:
     )
 
 
-def _step(service: Service) -> float:
+def _step(service: Service, *, has_ledger: bool) -> float:
     """Seconds from one caller, who becomes all of them, until all pods are ready.
 
-    Every call has to end once: with its own result, after it ran once.
+    With a ledger, which takes pods of this machine, every call has to have run once.
     """
     options = service.options(timeout=DEADLINE)
-    call_numbers = itertools.count()
-    is_over = threading.Event()
-    begin = threading.Barrier(CALLERS)
-
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(folder) / "ledger"
+        ledger = Path(folder) / "ledger" if has_ledger else None
 
-        def call() -> int:
-            number = next(call_numbers)
-            assert options(number, CALL_SECONDS, str(ledger)) == number, "another call's result"
-            return number
+        def call(number: int, seconds: float) -> int:
+            return options(number, seconds, str(ledger or ""))
 
-        def go_on() -> list[int]:
-            begin.wait(DEADLINE)
-            ended = []
-            while not is_over.is_set():
-                ended.append(call())
-            return ended
-
-        ended = [call()]
-        with ThreadPoolExecutor(CALLERS) as pool:
-            try:
-                callers = [pool.submit(go_on) for _ in range(CALLERS)]
-                seconds = driving.clock(lambda: _wait_for(service, pods=STEP_PODS))
-                is_over.wait(STEADY_SECONDS)
-            finally:
-                is_over.set()
-        for caller in callers:
-            ended += caller.result()
-        runs = Counter(map(int, ledger.read_text().split()))
-    unlike = {number: runs[number] for number in range(next(call_numbers)) if runs[number] != 1}
-    assert not unlike, f"calls, and how often they ran: {unlike}"
-    assert len(ended) == len(runs), f"{len(runs)} calls ran, {len(ended)} ended"
+        seconds, calls = step(lambda: call, lambda: _wait_for(service, pods=STEP_PODS))
+        if ledger is not None:
+            runs = Counter(map(int, ledger.read_text().split()))
+            unlike = {number: runs[number] for number in range(calls) if runs[number] != 1}
+            assert not unlike, f"calls, and how often they ran: {unlike}"
     return seconds
 
 
