@@ -1,6 +1,8 @@
 """A folder of an S3 bucket in a pod, and its results back in the bucket.
 
-The server is moto, on this machine: `pip install 'kubetorch[object-storage]' 'moto[server]'`.
+The server is moto, on this machine: `pip install 'kubetorch[object-storage]' 'moto[server]'`. For a
+cluster, `MOTO_HOST` is the address at which it reaches this machine, and `kt install --set
+buckets.allowedNetworks={ADDRESS/32}` lets its controller go there.
 """
 
 import json
@@ -46,7 +48,8 @@ if __name__ == "__main__":
     import boto3
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    host = os.environ.get("MOTO_HOST", "127.0.0.1")
+    server = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     server.start()
     endpoint = "http://{}:{}".format(*server.get_host_and_port())
     keys = {"aws_access_key_id": "me", "aws_secret_access_key": "mine"}

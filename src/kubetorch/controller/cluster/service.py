@@ -299,6 +299,8 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._is_stopped.set)
+        # Before a probe finds this process ready: the controller before it goes on meanwhile.
+        bucket = await asyncio.to_thread(self._open_bucket)
         descriptors = DescriptorWatch(_give_up)
         descriptors.start()
         standby = Server(_answer_as_standby)
@@ -315,7 +317,9 @@ class _Service:
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     # The signal to stop may come while many workloads are still adopted.
-                    if await self._wait_unless_stopped(self._start(election, standby, stack)):
+                    if await self._wait_unless_stopped(
+                        self._start(election, standby, bucket, stack)
+                    ):
                         await self._is_stopped.wait()
             finally:
                 ending.cancel()
@@ -329,7 +333,11 @@ class _Service:
         os._exit(1)
 
     async def _start(
-        self, election: Election, standby: Server, stack: contextlib.AsyncExitStack
+        self,
+        election: Election,
+        standby: Server,
+        bucket: StoreBucket | None,
+        stack: contextlib.AsyncExitStack,
     ) -> None:
         """Adopt the workloads, and serve; the stack closes everything."""
         stack.push_async_callback(standby.close, 0.0)
@@ -343,7 +351,7 @@ class _Service:
         calls = SqliteState(file, database.open_database(file))
         stack.callback(calls.close)
         stack.push_async_callback(state.close)
-        controller = await self._build(state, calls, await asyncio.to_thread(self._open_bucket))
+        controller = await self._build(state, calls, bucket)
         stack.push_async_callback(_close, controller)
         await controller.start(self._listener)
         # Not before: probes would get no answer, and end a process that still adopts workloads.
