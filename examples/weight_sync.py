@@ -34,10 +34,10 @@ class Policy:
 
 
 def main():
-    compute = kt.Compute(cpus="0.1")
+    compute = kt.Compute(cpus="0.1", image=kt.Image().pip_install(["numpy"]))
     trainer = kt.fn(train).to(compute)
     print("trained until step", trainer(1, 3))
-    actors = [kt.cls(Policy, name=f"policy-{letter}").to(kt.Compute(cpus="0.1")) for letter in "ab"]
+    actors = [kt.cls(Policy, name=f"policy-{letter}").to(compute) for letter in "ab"]
     print("steps of the services:", [actor.refresh() for actor in actors])
     print("trained until step", trainer(4, 5))
     print("steps of the services:", [actor.refresh() for actor in actors])

@@ -38,6 +38,7 @@ EXPECTED = {
     },
     "bucket_folder.py": "words: 6\ndifferent ones: ['be', 'not', 'or', 'to']\n"
     "in the store: ['corpus/', 'results/']\n",
+    "dataset_map.py": "words: 1560\nversions: {'/plays': '2'}\nwords: 1485\n",
     "from_modal_and_ray.py": "9\n[1, 4, 9]\n16\n2 5\n",
     "app_asgi.py": "200 hello\n",
     "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",

@@ -8,15 +8,14 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks import kubectl, projects
+from benchmarks import kubectl, ours
 from benchmarks.programs import driving
 from benchmarks.programs.answering import answer, arguments
 from benchmarks.programs.stepping import CONCURRENCY, DEADLINE, PODS, Call, step
 
-APP = Path(projects.__file__).parent / "nap_app.py"
+APP = ours.PROJECTS / "nap_app.py"
 PREFIX = "autoscaling.knative.dev/"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -31,4 +32,6 @@ class Server(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
+    # The first process of a container ignores what it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     Server(("", int(os.environ["PORT"])), Handler).serve_forever()
