@@ -49,11 +49,10 @@ from kubetorch.pod.http.published import Published
 from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.knative_keepalive import KnativeKeepAlive
-from kubetorch.pod.load import LoadReports, Usage
+from kubetorch.pod.load import LoadReports, Metrics, Usage
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
-from kubetorch.pod.metrics import Metrics
 from kubetorch.pod.peers import Peers
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.session import ControllerAddress, Session

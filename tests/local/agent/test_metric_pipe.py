@@ -14,7 +14,7 @@ import kubetorch as kt
 from kubetorch.config.environment import METRICS_PIPE
 from kubetorch.errors import SpecError
 from kubetorch.lib import processes
-from kubetorch.pod.metrics import Metrics
+from kubetorch.pod.load import Metrics
 from kubetorch.sdk.metric import MetricReports
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire import metrics

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from clock_loop import pause, run
-from kubetorch.pod.load import LoadReports, Usage
-from kubetorch.pod.metrics import Metrics
+from kubetorch.pod.load import LoadReports, Metrics, Usage
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.compute import freeze
