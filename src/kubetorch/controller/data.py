@@ -31,9 +31,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
-from kubetorch.controller.holders import Holders, check_holder, check_part, check_service
+from kubetorch.controller.holders import Holders, Windows, check_holder, check_part, check_service
 from kubetorch.controller.tuning import LIMITS, TIMING
-from kubetorch.controller.windows import Windows
 from kubetorch.datastore import addresses, keys, manifests
 from kubetorch.datastore.addresses import WRITABLE
 from kubetorch.datastore.blobs import BlobStore, check_digest

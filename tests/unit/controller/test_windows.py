@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kubetorch.controller.holders import Windows
 from kubetorch.controller.tuning import LIMITS, TIMING
-from kubetorch.controller.windows import Windows
 from kubetorch.errors import DataStoreError
 from kubetorch.wire.data import JoinWindow
 
