@@ -13,9 +13,8 @@ from pathlib import Path
 
 from kubetorch.controller.routes import status
 from kubetorch.controller.routes.blobs import BlobRoutes
-from kubetorch.controller.routes.buckets import BucketRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.data import DataRoutes
+from kubetorch.controller.routes.data import BucketRoutes, DataRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Route

@@ -35,9 +35,8 @@ from kubetorch.controller.data import DataStore
 from kubetorch.controller.holders import Holders
 from kubetorch.controller.relay import NO_HOSTS, Hosts, Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
-from kubetorch.controller.routes.buckets import BucketRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.data import DataRoutes
+from kubetorch.controller.routes.data import BucketRoutes, DataRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Exchange, Route, Table

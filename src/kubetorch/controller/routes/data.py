@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 import msgspec
 
 from kubetorch.controller.access import Asker, BoundPod, PodIdentity, User
 from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
+from kubetorch.controller.buckets import Buckets
 from kubetorch.controller.data import DataStore
 from kubetorch.controller.routes.blobs import in_thread, receive
 from kubetorch.controller.routes.table import Exchange, Permission, Route
@@ -28,6 +29,7 @@ from kubetorch.lib.decoders import json_decoder
 from kubetorch.specs import names
 from kubetorch.wire import blobs as records
 from kubetorch.wire import messages, routes
+from kubetorch.wire.buckets import BucketProgress, PullBucket, PushBucket
 from kubetorch.wire.data import (
     BlobNames,
     BlobSizes,
@@ -45,6 +47,7 @@ from kubetorch.wire.data import (
 _T = TypeVar("_T")
 _GET, _LIST = Permission("get", "data"), Permission("list", "data")
 _CREATE, _DELETE = Permission("create", "data"), Permission("delete", "data")
+_GET_AND_CREATE = _GET, _CREATE
 
 
 class DataRoutes:
@@ -215,9 +218,46 @@ class DataRoutes:
             yield piece
 
 
-async def _lines(rows: AsyncIterator[CheckedKey]) -> AsyncGenerator[bytes, None]:
-    async for row in rows:
-        yield messages.encode(row) + b"\n"
+class BucketRoutes:
+    """What is pulled from buckets and written to them."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+
+    def routes(self) -> list[Route]:
+        base = f"{routes.DATA}/{{namespace}}"
+        return [
+            Route("POST", f"{base}/pull", self.pull, _GET_AND_CREATE, "pods", is_audited=True),
+            Route("POST", f"{base}/push", self.push, _GET_AND_CREATE, "pods", is_audited=True),
+        ]
+
+    async def pull(self, exchange: Exchange, namespace: str) -> None:
+        """Let a key hold what is at an address; lines of progress, last the key or the failure."""
+        await self._check(exchange, namespace)
+        pull = await exchange.message(PullBucket)
+        with faults_of_sender():
+            rows = self._buckets.pull(namespace, pull, exchange.asker.name)
+        await exchange.respond_stream(_lines(rows), content_type=NDJSON)
+
+    async def push(self, exchange: Exchange, namespace: str) -> None:
+        """Write the files of a manifest to an address; lines as those of a pull."""
+        await self._check(exchange, namespace)
+        push = await exchange.message(PushBucket)
+        with faults_of_sender():
+            rows = self._buckets.push(namespace, push, exchange.asker.name)
+        await exchange.respond_stream(_lines(rows), content_type=NDJSON)
+
+    async def _check(self, exchange: Exchange, namespace: str) -> None:
+        for permission in _GET_AND_CREATE:
+            await check_sender(exchange, namespace, permission)
+
+
+async def _lines(
+    rows: AsyncGenerator[CheckedKey | BucketProgress, None],
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rows):
+        async for row in rows:
+            yield messages.encode(row) + b"\n"
 
 
 def _decode(kind: type[_T], body: bytes) -> _T:
