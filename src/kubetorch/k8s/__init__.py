@@ -7,6 +7,6 @@ outside talks to an API server. Objects are plain dicts.
                                                     │
     resources, failures ──► client (verbs) ──► session ──► lib.async_http, lib.websocket
                                 │
-    watching (pure) ──► informers
+                            informers
     pod_streams, podlogs: streams into pods
 """

@@ -29,10 +29,9 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.informers import Change, Informer
 from kubetorch.k8s.kubeconfig import Access
 from kubetorch.k8s.resources import PODS, Object, Ref, Selection
-from kubetorch.k8s.watching import Change
 from kubetorch.lib import deadlines, websocket, websocket_protocol
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Connection, Endpoint

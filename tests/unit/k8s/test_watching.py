@@ -9,8 +9,8 @@ import pytest
 
 from kubetorch.errors import KubernetesError, KubernetesRequestError, KubernetesUnavailableError
 from kubetorch.k8s.failures import Action
+from kubetorch.k8s.informers import WatchState
 from kubetorch.k8s.tuning import TIMING
-from kubetorch.k8s.watching import WatchState
 
 Object = dict[str, Any]
 

@@ -36,9 +36,8 @@ from datetime import datetime, timezone
 from kubetorch.controller.tuning import TIMING, Timing
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.informers import DELETED, Change, Informer
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
-from kubetorch.k8s.watching import DELETED, Change
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all

@@ -41,9 +41,8 @@ from kubetorch.errors import (
     VersionMismatchError,
 )
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.informers import DELETED, Change, Informer
 from kubetorch.k8s.resources import Object, Ref, Selection, key, version
-from kubetorch.k8s.watching import DELETED, Change
 from kubetorch.lib import backoff, deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all

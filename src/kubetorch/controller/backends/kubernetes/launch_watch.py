@@ -33,10 +33,9 @@ from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.informers import Change, Informer
 from kubetorch.k8s.podlogs import LogOptions
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, key, version
-from kubetorch.k8s.watching import Change
 from kubetorch.lib import deadlines
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, scheduling

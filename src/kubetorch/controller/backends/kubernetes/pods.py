@@ -28,10 +28,9 @@ from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.informers import Informer
+from kubetorch.k8s.informers import ADDED, DELETED, Change, Informer
 from kubetorch.k8s.podlogs import LogOptions
 from kubetorch.k8s.resources import PODS, Object, Ref, Selection, is_leaving, is_over, seconds
-from kubetorch.k8s.watching import ADDED, DELETED, Change
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import kinds, labels, raycluster
 from kubetorch.manifests.agent import digest_of
