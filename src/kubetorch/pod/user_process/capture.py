@@ -8,6 +8,7 @@ not the captured pipe, what is printed goes there as plain bytes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import logging
 import os
@@ -16,11 +17,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from kubetorch.pod.user_process import protocol
-from kubetorch.pod.user_process.c_output import COutput
 from kubetorch.pod.user_process.current_call import current
 from kubetorch.pod.user_process.tuning import LIMITS
 
@@ -29,6 +29,47 @@ if TYPE_CHECKING:
 
 #: Levels of printed lines in programs whose messages are written by their own handlers.
 _LEVELS = {protocol.STDOUT: b"INFO", protocol.STDERR: b"ERROR"}
+#: `_IOLBF` of the C library: each line is written when it ends.
+_LINE_BUFFERED: Final = 1
+_STREAM: Final = "__stdoutp" if sys.platform == "darwin" else "stdout"
+
+
+class COutput:
+    """`stdout` of the C library, if this interpreter shows its symbols; written line by line.
+
+    The library would collect whole blocks for a pipe, and `os._exit`, with which a worker ends,
+    writes no collected block. With line buffering every whole line is in the pipe even when the
+    process crashes, and an unfinished line is written when its call ends.
+    """
+
+    def __init__(self) -> None:
+        self._flush: Callable[[ctypes.c_void_p | None], int] = lambda _: 0
+        self._stream = ctypes.c_void_p()
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            library = ctypes.CDLL(None)
+            self._stream = ctypes.c_void_p.in_dll(library, _STREAM)
+            library.fflush.argtypes = (ctypes.c_void_p,)
+            library.setvbuf.argtypes = (
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_int,
+                ctypes.c_size_t,
+            )
+            self._flush = library.fflush
+            self.flush()
+            library.setvbuf(self._stream, None, _LINE_BUFFERED, 0)
+            # Else a child would write it once more.
+            os.register_at_fork(before=self.flush)
+
+    def flush(self) -> None:
+        """Write the unfinished line of `stdout`."""
+        # Not all streams: a stream that another thread reads is locked until input comes.
+        self._flush(self._stream)
+
+    def flush_all(self) -> None:
+        """Write the buffers of all streams, those of files too, as at the end of a program."""
+        self.flush()
+        self._flush(None)
 
 
 class OutputPipe:

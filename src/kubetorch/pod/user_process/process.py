@@ -35,9 +35,8 @@ from kubetorch.pod.user_process import (
     numeric_threads,
     protocol,
 )
-from kubetorch.pod.user_process.c_output import COutput
 from kubetorch.pod.user_process.call_runner import CODE, CallRunner, DeployedCallable
-from kubetorch.pod.user_process.capture import OutputPipe
+from kubetorch.pod.user_process.capture import COutput, OutputPipe
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket
 from kubetorch.pod.user_process.thread_pool import ThreadPool
