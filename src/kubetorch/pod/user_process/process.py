@@ -28,7 +28,6 @@ from kubetorch.lib.memory_files import Share
 from kubetorch.pod.user_process import (
     capture,
     current_call,
-    event_loops,
     jax_cluster,
     loader,
     monarch_hosts,
@@ -42,6 +41,9 @@ from kubetorch.pod.user_process.protocol import AgentSocket
 from kubetorch.pod.user_process.thread_pool import ThreadPool
 from kubetorch.pod.user_process.tuning import TIMING
 from kubetorch.wire import exceptions
+
+#: True where `asyncio.get_event_loop()` makes a loop in a main thread.
+_MAKES_LOOPS = sys.version_info < (3, 14)
 
 
 def run(
@@ -68,7 +70,7 @@ def run(
     if spec["umask"] is not None:
         os.umask(spec["umask"])
     capture.install(pipe, spec["log_level"])
-    event_loops.install()
+    _install_event_loops()
     worker = _Worker(agent, pipe, spec, stacks=frame.descriptor)
     if numeric is not None:
         numeric.resize(os.environ)
@@ -76,6 +78,46 @@ def run(
     worker.start(numeric)
     worker.run()
     _leave(pipe.c_output)
+
+
+class _Thread(threading.local):
+    is_of_calls = False
+    #: The call that has set this thread's loop, to a loop or to `None`.
+    setter: object = None
+
+
+_thread = _Thread()
+
+
+def _enter_thread() -> None:
+    """Run calls in this thread from now on."""
+    _thread.is_of_calls = True
+
+
+def _install_event_loops() -> None:
+    """Have all policies, also the user's own, make loops in threads of calls.
+
+    `asyncio.get_event_loop()` makes a loop in a main thread that never had one, up to Python 3.13,
+    and raises in all other threads. Calls run in threads of a pool, so each call gets what its code
+    gets on the user's machine: the loop of its thread, or a new one.
+    """
+    if not _MAKES_LOOPS:
+        return
+    policy: Any = asyncio.events.BaseDefaultEventLoopPolicy
+    get, put = policy.get_event_loop, policy.set_event_loop
+
+    def get_event_loop(self: Any) -> asyncio.AbstractEventLoop:  # noqa: ANN401  # of any policy
+        if _thread.is_of_calls and _thread.setter is not current_call.current.get():
+            loop = self._local._loop
+            if loop is None or loop.is_closed():
+                self.set_event_loop(self.new_event_loop())
+        return get(self)  # type: ignore[no-any-return]
+
+    def set_event_loop(self: Any, loop: asyncio.AbstractEventLoop | None) -> None:  # noqa: ANN401
+        _thread.setter = current_call.current.get()
+        put(self, loop)
+
+    policy.get_event_loop, policy.set_event_loop = get_event_loop, set_event_loop
 
 
 def _disregard_interrupts() -> None:
@@ -126,7 +168,7 @@ class _Worker:
         """Begin to read, so that the end of the agent is noticed while user code is imported."""
 
         def on_thread() -> None:
-            event_loops.enter_thread()
+            _enter_thread()
             if numeric is not None:
                 numeric.on_thread()
 
@@ -157,9 +199,9 @@ class _Worker:
             self._report_loaded(deployed)
             self._run_loop()
             return
-        if not event_loops.MAKES_LOOPS:
+        if not _MAKES_LOOPS:
             asyncio.set_event_loop(None)
-        event_loops.enter_thread()
+        _enter_thread()
         main_thread_is_done = threading.Event()
         loop_thread = threading.Thread(
             target=self._run_loop_aside, args=(main_thread_is_done,), daemon=True
