@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 
 from kubetorch.lib import asgi, sockets
-from kubetorch.pod.user_process.monarch_hosts import HOSTS as MONARCH_HOSTS
+from kubetorch.pod.user_process.frameworks import MONARCH_HOSTS
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.wire.messages import Member, World
 

@@ -34,7 +34,7 @@ from kubetorch.errors import (
 from kubetorch.pod.user_process import loader, protocol
 from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.current_call import callbacks, current, debug_sessions
-from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
+from kubetorch.pod.user_process.frameworks import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
 from kubetorch.pod.user_process.tuning import LIMITS, TIMING

@@ -51,8 +51,8 @@ from typing import Any
 
 from kubetorch.errors import CallableNotFoundError
 from kubetorch.lib import modules
-from kubetorch.pod.user_process import monarch_hosts
-from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
+from kubetorch.pod.user_process import frameworks
+from kubetorch.pod.user_process.frameworks import MonarchHosts
 from kubetorch.wire import codecs, exceptions, introspection
 
 #: Environment variable with the path of the deployed file.
@@ -350,7 +350,7 @@ def load(source: Source, hosts: MonarchHosts | None = None) -> Any:  # noqa: ANN
     # After the import of the module, whose classes the arguments may be instances of.
     arguments = codecs.decode_arguments(source.init_args, source.module)
     if hosts is not None:
-        monarch_hosts.check(user_callable)
+        frameworks.check_allocators(user_callable)
     if source.kind == "cls":
         if hosts is not None:
             hosts.give(user_callable, (), arguments)

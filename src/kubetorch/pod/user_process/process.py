@@ -28,15 +28,14 @@ from kubetorch.lib.memory_files import Share
 from kubetorch.pod.user_process import (
     capture,
     current_call,
-    jax_cluster,
+    frameworks,
     loader,
-    monarch_hosts,
     numeric_threads,
     protocol,
 )
 from kubetorch.pod.user_process.call_runner import CODE, CallRunner, DeployedCallable
 from kubetorch.pod.user_process.capture import COutput, OutputPipe
-from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
+from kubetorch.pod.user_process.frameworks import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket
 from kubetorch.pod.user_process.thread_pool import ThreadPool
 from kubetorch.pod.user_process.tuning import TIMING
@@ -252,7 +251,7 @@ class _Worker:
         hosts: MonarchHosts | None = None
         try:
             os.chdir(spec["cwd"])
-            if monarch_hosts.HOSTS in os.environ:
+            if frameworks.MONARCH_HOSTS in os.environ:
                 hosts = MonarchHosts()
             source = loader.Source(**spec["source"])
             value = loader.load(source, hosts)
@@ -293,8 +292,8 @@ def _set_environment(spec: dict[str, Any]) -> None:
     # Not the file of the zygote, which spawned children would import.
     sys.modules["__main__"] = ModuleType("__main__")
     loader.prepare_path(spec["source"]["sys_path"])
-    if jax_cluster.PROCESS in os.environ:
-        jax_cluster.install()
+    if frameworks.JAX_PROCESS in os.environ:
+        frameworks.install_jax_cluster()
 
 
 def _reseed() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.pod.user_process import jax_cluster
+from kubetorch.pod.user_process import frameworks
 
 CLUSTERS = """
 class ClusterEnv:
@@ -48,7 +48,7 @@ def test_a_rank_is_the_first_cluster_that_jax_asks(jax, monkeypatch, is_preloade
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     if is_preloaded:
         importlib.import_module("jax")
-    jax_cluster.install()
+    frameworks.install_jax_cluster()
     importlib.import_module("jax")
 
     our_cluster, kubernetes_cluster = sys.modules["jax._src.clusters"].ClusterEnv._cluster_types
@@ -60,7 +60,7 @@ def test_a_rank_is_the_first_cluster_that_jax_asks(jax, monkeypatch, is_preloade
 
 
 def test_a_jax_that_knows_no_clusters_is_imported_all_the_same(jax):
-    jax_cluster.install()
+    frameworks.install_jax_cluster()
 
     assert importlib.import_module("jax").distributed is not None
     assert "jax._src.clusters" not in sys.modules

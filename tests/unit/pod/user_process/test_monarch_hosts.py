@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from kubetorch.errors import SpecError
-from kubetorch.pod.user_process.monarch_hosts import HOSTS, MonarchHosts, check
+from kubetorch.pod.user_process.frameworks import MONARCH_HOSTS, MonarchHosts, check_allocators
 
 
 class Monarch(ModuleType):
@@ -30,7 +30,7 @@ class Monarch(ModuleType):
 def monarch(monkeypatch):
     fake_monarch = Monarch()
     monkeypatch.setitem(sys.modules, "monarch.actor", fake_monarch)
-    monkeypatch.setenv(HOSTS, "tcp://10.0.0.9:1,tcp://10.0.0.8:2")
+    monkeypatch.setenv(MONARCH_HOSTS, "tcp://10.0.0.9:1,tcp://10.0.0.8:2")
     monkeypatch.setenv("RANK", "0")
     return fake_monarch
 
@@ -96,14 +96,14 @@ def test_an_allocator_is_refused_by_its_name():
     def train(host_mesh):
         """As with Monarch 0.7."""
 
-    check(train)
+    check_allocators(train)
     for target in (Trainer, Trainer.step):
         with pytest.raises(SpecError, match=r"Trainer.step has a parameter 'allocator'"):
-            check(target)
+            check_allocators(target)
 
 
 def test_a_callable_without_a_signature_takes_none():
     hosts, arguments = MonarchHosts(), {}
     hosts.give(type, (1,), arguments)
-    check(type)
+    check_allocators(type)
     assert arguments == {}

@@ -1,27 +1,35 @@
-"""The Monarch hosts of a service, which its callable gets as the parameter `host_mesh`."""
+"""What JAX and Monarch get in a rank: the arguments of their clusters, the hosts of a service."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
 from kubetorch.errors import SpecError
 from kubetorch.wire import introspection
 
+#: Set in each rank of a service that is distributed as jax.
+JAX_PROCESS = "JAX_PROCESS_ID"
+_JAX = "jax.distributed"
 #: The addresses of the hosts, in the order of the pods, separated by commas.
-HOSTS = "KT_MONARCH_HOSTS"
+MONARCH_HOSTS = "KT_MONARCH_HOSTS"
 _MESH = "host_mesh"
 #: The name of the parameter while Monarch had process allocators.
 _FORMER_PARAMETER = "allocator"
 
 
 class MonarchHosts:
-    """Gives the hosts to the callable; on pods other than the first, `None`."""
+    """Gives the hosts to the callable, as the parameter `host_mesh`.
+
+    On pods other than the first they are `None`.
+    """
 
     def __init__(self) -> None:
         self._mesh: Any = None
@@ -39,11 +47,11 @@ class MonarchHosts:
         """The hosts; their first use waits for the connections."""
         with self._attaching:
             if self._mesh is None and os.environ["RANK"] == "0":
-                self._mesh = _attach(os.environ[HOSTS].split(","))
+                self._mesh = _attach(os.environ[MONARCH_HOSTS].split(","))
             return self._mesh
 
 
-def check(user_callable: Callable[..., Any]) -> None:
+def check_allocators(user_callable: Callable[..., Any]) -> None:
     """Refuse a function, or a class with a method, that takes a process allocator."""
     functions = [user_callable]
     if isinstance(user_callable, type):
@@ -74,3 +82,59 @@ def _attach(addresses: Sequence[str]) -> Any:  # noqa: ANN401  # Monarch's own
         first_host._replace(netloc=first_host.netloc.rpartition(":")[0] + ":0").geturl()
     )
     return actor.attach_to_workers(ca="trust_all_connections", workers=list(addresses))
+
+
+def install_jax_cluster() -> None:
+    """Let `jax.distributed.initialize()` find its arguments by itself.
+
+    Without arguments JAX asks the first of its cluster classes that says it is present; JAX lists
+    each such class when it is defined. Kubetorch's class goes before those of JAX: JAX's class for
+    Kubernetes would ask the API server. The class is added at once, or when user code imports JAX,
+    whose import is not ours to make.
+
+    https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
+    """
+    if _JAX in sys.modules:
+        _define_jax_cluster()
+    else:
+        sys.meta_path.insert(0, _JaxFinder)
+
+
+class _JaxFinder:
+    """Notices the import of JAX, and finds no module."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if fullname == _JAX:
+            _define_jax_cluster()
+
+
+def _define_jax_cluster() -> None:
+    try:
+        base: Any = importlib.import_module("jax._src.clusters").ClusterEnv
+        classes: list[Any] = base._cluster_types
+    except (ImportError, AttributeError):  # another version, which says itself what it lacks
+        return
+
+    class KubetorchCluster(base):  # type: ignore[misc]  # a class of JAX, which may not be here
+        name = "kubetorch"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return True
+
+        @classmethod
+        def get_coordinator_address(cls, *_: object, **__: object) -> str:
+            return os.environ["JAX_COORDINATOR_ADDRESS"]
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ["JAX_NUM_PROCESSES"])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ[JAX_PROCESS])
+
+    classes.insert(0, classes.pop(classes.index(KubetorchCluster)))
