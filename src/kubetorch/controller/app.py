@@ -11,10 +11,12 @@ sessions of agents are WebSockets, which `accept` opens after the same checks.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 from kubetorch.controller.access import (
@@ -26,7 +28,6 @@ from kubetorch.controller.access import (
     identity_of,
     name_of,
 )
-from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobRecovery, BlobStores, GarbageCollector
 from kubetorch.controller.buckets import Buckets
@@ -55,6 +56,8 @@ from kubetorch.lib.websocket import Endpoint
 from kubetorch.wire import exceptions, routes
 
 _log = logging.getLogger(__name__)
+_audit_log = logging.getLogger("kubetorch.audit")
+_AUDITED_NAMES = ("name", "claim", "call_id")
 
 
 class App:
@@ -145,6 +148,62 @@ class App:
             return
         failure = exceptions.describe_refusal(error)
         await exchange.refuse(failure.status, failure.to_json())
+
+
+class Audit:
+    """One line of JSON for each request that changes something, or shows a secret.
+
+    A line is written when the status of the answer is decided, before it is sent. It has neither
+    tokens nor values: nothing of a request's body, and of its query only the namespace.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._minute = 0
+        self._strangers = 0
+
+    def write(
+        self,
+        exchange: Exchange,
+        route: Route,
+        parameters: Mapping[str, str],
+        principal: Principal | None,
+        status: int,
+    ) -> None:
+        now = self._clock()
+        if principal is None and not self._is_listed(int(now // 60)):
+            return
+        needs = [need.verb for need in route.needs] or [route.method.lower()]
+        subresources = [need.subresource for need in route.needs if need.subresource]
+        named = next((parameters[key] for key in _AUDITED_NAMES if key in parameters), "")
+        outcome = "refused" if status in (401, 403) else "failed"
+        line = {
+            "time": datetime.fromtimestamp(now, timezone.utc).isoformat(),
+            "user": None if principal is None else name_of(principal),
+            "groups": list(principal.groups[: LIMITS.audited_groups])
+            if isinstance(principal, User)
+            else [],
+            "verb": "+".join(dict.fromkeys(needs)),
+            "subresource": "+".join(dict.fromkeys(subresources)),
+            "namespace": parameters.get("namespace") or exchange.query("namespace"),
+            "name": named,
+            "method": exchange.method,
+            "path": exchange.path[:500],
+            "outcome": "allowed" if status < 400 else outcome,
+            "status": status,
+            "request_id": exchange.request_id,
+            "source": exchange.source,
+        }
+        _audit_log.info(json.dumps(line, ensure_ascii=True))
+
+    def _is_listed(self, minute: int) -> bool:
+        """True if one more request of a stranger has a line."""
+        if minute != self._minute:
+            if self._strangers > LIMITS.unidentified_lines:
+                _audit_log.info('{"left_out": %d}', self._strangers - LIMITS.unidentified_lines)
+            self._minute, self._strangers = minute, 0
+        self._strangers += 1
+        return self._strangers <= LIMITS.unidentified_lines
 
 
 def _server(app: App, relay: Relay) -> Server:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kubetorch.controller.access import PodIdentity, Principal, User
-from kubetorch.controller.audit import Audit
+from kubetorch.controller.app import Audit
 from kubetorch.controller.routes.table import Exchange, Permission, Route
 from kubetorch.controller.tuning import LIMITS
 from manual_clock import ManualClock
