@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kubetorch.errors import KubetorchError, SpecError, did_you_mean
-from kubetorch.k8s import failures, schemas
+from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.failures import FieldFault
 from kubetorch.manifests.kinds import Manifest
@@ -16,6 +16,10 @@ from kubetorch.manifests.kinds import Manifest
 _QUANTITY = re.compile(r"[+-]?[0-9.]+([eEinumkKMGTP]*[-+]?[0-9]*)")
 #: Fields with amounts; the API server does not say which amount it cannot read.
 _AMOUNTS = ("limits", "requests")
+_REFERENCE = "#/components/schemas/"
+_KINDS = "x-kubernetes-group-version-kind"
+# A step of a path: `.containers`, or the entry of a list, `[name="main"]`.
+_STEP = re.compile(r"\[[^]]*]|[^.[]+")
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +65,41 @@ async def _hint(client: Client, fault: FieldFault, manifest: Manifest) -> str | 
         return None
     version, kind = str(manifest["apiVersion"]), str(manifest["kind"])
     try:
-        field_names = schemas.fields(await client.schemas(version), version, kind, fault.path)
+        field_names = fields(await client.schemas(version), version, kind, fault.path)
     except KubetorchError as error:  # the hint is optional
         _log.info("fields not known kind=%s error=%s", kind, error)
         return None
     return did_you_mean(fault.path.rpartition(".")[2], field_names, likeness=0.6)
+
+
+def fields(schemas: Mapping[str, Any], api_version: str, kind: str, path: str) -> list[str]:
+    """The fields beside the last one of a path, such as `spec.containers[name="main"].imag`.
+
+    `schemas` are those of an API server's OpenAPI document.
+    """
+    group, _, version = api_version.rpartition("/")
+    meant = {"group": group, "version": version, "kind": kind}
+    matching = (schema for schema in schemas.values() if meant in (schema.get(_KINDS) or ()))
+    node: Mapping[str, Any] = next(matching, {})
+    for step in _STEP.findall(path)[:-1]:
+        node = _schema_below(schemas, _resolve(schemas, node), step)
+    return sorted(_resolve(schemas, node).get("properties") or ())
+
+
+def _schema_below(
+    schemas: Mapping[str, Any], node: Mapping[str, Any], step: str
+) -> Mapping[str, Any]:
+    if step.startswith("["):
+        return node.get("items") or {}
+    schema = (node.get("properties") or {}).get(step) or node.get("additionalProperties")
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _resolve(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a node refers to: by `$ref`, or by `allOf` where it has a description."""
+    parts: Iterable[Mapping[str, Any]] = (node, *(node.get("allOf") or ()))
+    for part in parts:
+        if reference := part.get("$ref"):
+            schema: Mapping[str, Any] = schemas.get(str(reference).removeprefix(_REFERENCE)) or {}
+            return schema
+    return node

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kubetorch.k8s import schemas
+from kubetorch.controller.backends.kubernetes import malformed
 
 
 def ref(name: str) -> dict[str, str]:
@@ -43,8 +43,8 @@ SCHEMAS: dict[str, Any] = {
     ],
 )
 def test_the_fields_beside_a_path(path: str, fields: list[str]) -> None:
-    assert schemas.fields(SCHEMAS, "apps/v1", "Deployment", path) == fields
+    assert malformed.fields(SCHEMAS, "apps/v1", "Deployment", path) == fields
 
 
 def test_of_a_kind_that_is_not_described_none_are_known() -> None:
-    assert schemas.fields(SCHEMAS, "apps/v1", "Other", "spec.x") == []
+    assert malformed.fields(SCHEMAS, "apps/v1", "Other", "spec.x") == []
