@@ -12,14 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import uvloop
 
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
-from kubetorch.errors import KubetorchError
+from kubetorch.errors import KubetorchError, OutOfMemoryError
 from kubetorch.lib import (
     deadlines,
     files,
@@ -52,7 +52,6 @@ from kubetorch.pod.knative_keepalive import KnativeKeepAlive
 from kubetorch.pod.load import LoadReports, Metrics, Usage
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
-from kubetorch.pod.memory_limit import MemoryLimit
 from kubetorch.pod.peers import Peers
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.session import ControllerAddress, Session
@@ -62,7 +61,7 @@ from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
-from kubetorch.pod.worker_process.worker import WorkerHost
+from kubetorch.pod.worker_process.worker import Worker, WorkerHost
 from kubetorch.pod.worker_process.zygotes import LaunchedZygote
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import routes, tokens, versions
@@ -616,3 +615,66 @@ class Agent:
     def _on_step_line(self, text: str, generation: int) -> None:
         line = LogLine(time.time(), self._pod.pod, text, "image", generation=generation)
         self._log.write(line, echo=False)
+
+
+class MemoryLimit:
+    """The memory limit of a pod of the local backend.
+
+    It ends the worker or app that uses most memory when the pod uses more than its limit.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        pod_name: str,
+        service: str,
+        processes: Callable[[], Collection[Worker | AppProcess]],
+    ) -> None:
+        self._limit = limit
+        self._service = service
+        self._pod_name = pod_name
+        self._processes = processes
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(TIMING.memory_check_interval_seconds, self._check)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        begin = time.thread_time()  # of the processor: beside other programs it takes longer
+        pids = processes.descendants(os.getpid())
+        if processes.resident(pids) > self._limit:
+            used = processes.proportional(pids)
+            if used > self._limit:
+                self._end_largest(used)
+        cost = time.thread_time() - begin
+        seconds = max(TIMING.memory_check_interval_seconds, cost / TIMING.memory_check_share)
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def _end_largest(self, used: int) -> None:
+        sizes = {
+            worker: processes.proportional(processes.descendants(worker.pid))
+            for worker in self._processes()
+            if worker.is_alive
+        }
+        if not sizes:
+            return
+        largest = max(sizes, key=lambda worker: sizes[worker])
+        limit_text, used_text = processes.written(self._limit), processes.written(used)
+        _log.warning(
+            "memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit_text, used_text
+        )
+        error = OutOfMemoryError(
+            f"the worker of {self._service} in {self._pod_name} was killed: the pod used "
+            f"{used_text} of memory, and its limit is {limit_text}",
+            exit_code=-signal.SIGKILL,
+            hint="resources.limits.memory in the manifest, or in service_template, allows more",
+        )
+        error.pod_name = self._pod_name
+        error.limit_bytes, error.used_bytes = self._limit, used
+        largest.abort(error)
