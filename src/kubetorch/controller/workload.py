@@ -291,12 +291,9 @@ class Workload:
             ttl=TIMING.unused_service_seconds, since=self._idle_since, now=now
         )
         is_unused = seconds_left == 0.0 and not self._deploys
-        return (
-            ""
-            if is_unused
-            else "it may have been used in the last "
-            f"{TIMING.unused_service_seconds / 60:.0f} minutes"
-        )
+        if is_unused:
+            return ""
+        return f"it may have been used in the last {TIMING.unused_service_seconds / 60:.0f} minutes"
 
     def _failure(self) -> Failure | None:
         return self._pod_failure if self._rollout.failure is None else self._rollout.failure

@@ -155,11 +155,9 @@ class Candidate:
         if not self._is_lease_known:
             return Read()
         seconds_left = self._seconds_left(now)
-        return (
-            Wait(seconds_left)
-            if seconds_left > 0
-            else Write(self._body(moment), self._lease is None)
-        )
+        if seconds_left > 0:
+            return Wait(seconds_left)
+        return Write(self._body(moment), self._lease is None)
 
     def resignation(self, moment: float) -> Object:
         """The lease without a holder: the next candidate writes it at once."""
@@ -169,11 +167,9 @@ class Candidate:
     def _seconds_left(self, now: float) -> float:
         """Seconds until this candidate may write the lease, or has to renew it."""
         if self.holder == self.identity:
-            return (
-                0.0
-                if self._renewed_at is None
-                else self._renewed_at + self._timing.lease_renewal_interval_seconds - now
-            )
+            if self._renewed_at is None:
+                return 0.0
+            return self._renewed_at + self._timing.lease_renewal_interval_seconds - now
         if not self.holder or self.holder.rpartition("_")[0] == self._pod:
             return 0.0
         spec = (self._lease or {})["spec"]

@@ -288,11 +288,9 @@ class PendingWrite:
                 if self._is_own_change
                 else self._replaced_at + TIMING.status_interval_seconds - now
             )
-            return (
-                Wait(seconds_left)
-                if seconds_left > 0
-                else Replace(self._patch(self.desired_content, self.server_object))
-            )
+            if seconds_left > 0:
+                return Wait(seconds_left)
+            return Replace(self._patch(self.desired_content, self.server_object))
         return self._status_step(self.desired_content, self.server_object, now, summary)
 
     def _status_step(

@@ -441,11 +441,9 @@ class LaunchVerdicts:
             self._doomed_since.pop(uid, None)
             return verdict
         remaining_seconds = self._doomed_since.setdefault(uid, now) + verdict.settle_seconds - now
-        return (
-            verdict
-            if remaining_seconds <= 0
-            else replace(verdict, error=None, recheck_seconds=remaining_seconds)
-        )
+        if remaining_seconds <= 0:
+            return verdict
+        return replace(verdict, error=None, recheck_seconds=remaining_seconds)
 
     # ------------------------------------------------------------------------------- last lines
 

@@ -380,11 +380,9 @@ class PodWatch:
     def unwritten_ordinals(self, key: Key) -> dict[str, int]:
         """The ordinals that are written nowhere else, by name of the pod."""
         ordinals = self._ordinals.get(key)
-        return (
-            {}
-            if ordinals is None
-            else {name: ordinals.numbers[name] for name in ordinals.unwritten}
-        )
+        if ordinals is None:
+            return {}
+        return {name: ordinals.numbers[name] for name in ordinals.unwritten}
 
     # ----------------------------------------------------------------------------- other selectors
 

@@ -129,11 +129,9 @@ def entries_with_claim(
                 fields = managed_fields.union(fields, managed_fields.nested(path, claimed_fields))
         remaining_entries.append({**entry, "fieldsV1": remaining_fields})
     identity = {"manager": manager, "operation": "Apply", "apiVersion": live_object["apiVersion"]}
-    return (
-        managed_fields.with_fields(remaining_entries, fields, identity)
-        if fields
-        else remaining_entries
-    )
+    if fields:
+        return managed_fields.with_fields(remaining_entries, fields, identity)
+    return remaining_entries
 
 
 def agents_container_paths(live_object: Object, original: OriginalState) -> list[list[str]]:

@@ -323,13 +323,11 @@ class ProcessBackend(Backend):
             template_digest = f"{pod_set.template_digest}{_PRETENDING_SUFFIX}"
             pod_set = replace(pod_set, template_digest=template_digest, pretends_gpus=True)
         version = self._attachments.version(pod_set.namespace, pod_set.attached)
-        return (
-            replace(
+        if version:
+            return replace(
                 pod_set, template_digest=f"{pod_set.template_digest}{_SECRETS_SEPARATOR}{version}"
             )
-            if version
-            else pod_set
-        )
+        return pod_set
 
     def _pod_inputs(self, pod_set: DesiredPods, record: PodRecord, folder: Path) -> PodInputs:
         facts = pod_facts(pod_set, record.name, record.ordinal, pods.address_of(record))

@@ -67,11 +67,9 @@ def ending(pod: Object) -> Ending | None:
     disruption = snapshot.condition(pod, "DisruptionTarget")
     if disruption.get("status") != "True":
         since = _deleted_at(pod)
-        return (
-            None
-            if since is None
-            else Ending(reason="Deleted", message=_DELETED_MESSAGE, time=since)
-        )
+        if since is None:
+            return None
+        return Ending(reason="Deleted", message=_DELETED_MESSAGE, time=since)
     reason = str(disruption.get("reason") or "")
     word = "Preempted" if reason == "PreemptionByScheduler" else "Evicted"
     since = snapshot.time_of(disruption.get("lastTransitionTime")) or 0.0

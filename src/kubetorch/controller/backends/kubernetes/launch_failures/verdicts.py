@@ -121,11 +121,9 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     recheck_times = [
         verdict.recheck_seconds for verdict in verdicts if verdict.recheck_seconds is not None
     ]
-    return (
-        worst_verdict
-        if worst_verdict.is_doomed or not recheck_times
-        else replace(worst_verdict, recheck_seconds=min(recheck_times))
-    )
+    if worst_verdict.is_doomed or not recheck_times:
+        return worst_verdict
+    return replace(worst_verdict, recheck_seconds=min(recheck_times))
 
 
 def missing_object(
