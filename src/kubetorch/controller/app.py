@@ -177,12 +177,11 @@ class Audit:
         subresources = [need.subresource for need in route.needs if need.subresource]
         named = next((parameters[key] for key in _AUDITED_NAMES if key in parameters), "")
         outcome = "refused" if status in (401, 403) else "failed"
+        groups = principal.groups[: LIMITS.audited_groups] if isinstance(principal, User) else ()
         line = {
             "time": datetime.fromtimestamp(now, timezone.utc).isoformat(),
             "user": None if principal is None else name_of(principal),
-            "groups": list(principal.groups[: LIMITS.audited_groups])
-            if isinstance(principal, User)
-            else [],
+            "groups": groups,
             "verb": "+".join(dict.fromkeys(needs)),
             "subresource": "+".join(dict.fromkeys(subresources)),
             "namespace": parameters.get("namespace") or exchange.query("namespace"),
@@ -352,13 +351,8 @@ class Controller:
 
     def _new_session(self, principal: Principal) -> Session:
         identity = identity_of(principal)
-        if (
-            sum(
-                identity_of(waiting_session.principal) == identity
-                for waiting_session in self._sessions_before_hello
-            )
-            >= LIMITS.waiting_sessions
-        ):
+        identities = [identity_of(session.principal) for session in self._sessions_before_hello]
+        if identities.count(identity) >= LIMITS.waiting_sessions:
             raise refusal(
                 429,
                 f"{name_of(principal)} has {LIMITS.waiting_sessions} sessions that have not said "

@@ -290,11 +290,7 @@ class Calls:
     def _current_record(self, call_id: str) -> CallRecord:
         call = self._records.find(call_id)
         if call is not None and call.ended is not None:
-            keep_seconds = (
-                2 * TIMING.call_result_seconds
-                if call.result is None
-                else TIMING.call_result_seconds
-            )
+            keep_seconds = TIMING.call_result_seconds * (2 if call.result is None else 1)
             if self._clock.time() - call.ended >= keep_seconds:
                 self.expire()
                 call = self._records.find(call_id)
@@ -320,11 +316,9 @@ class Calls:
         self._progress.pop(call.id, None)
 
     def _view(self, call: CallRecord) -> CallView:
-        expires = (
-            None
-            if call.result is None or call.ended is None
-            else call.ended + TIMING.call_result_seconds
-        )
+        expires = None
+        if call.result is not None and call.ended is not None:
+            expires = call.ended + TIMING.call_result_seconds
         return CallView(**asdict(call), expires=expires, progress=self._progress.get(call.id))
 
 
@@ -356,11 +350,9 @@ def expired(
             forgotten.append(call)
         elif call.result is not None:
             # The newest result may fill all the room.
-            room = (
-                LIMITS.call_result_bytes - LIMITS.call_result_slack_bytes
-                if is_full and index > 0
-                else LIMITS.call_result_bytes
-            )
+            room = LIMITS.call_result_bytes
+            if is_full and index > 0:
+                room -= LIMITS.call_result_slack_bytes
             if (
                 age >= TIMING.call_result_seconds
                 or size > room

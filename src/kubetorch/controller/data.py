@@ -322,18 +322,14 @@ class DataStore:
             lambda: self._find(namespace, path, around)
         )
         # Pods change in the loop.
-        return PathKeys(
-            keys=tuple(
-                replace(
-                    path_key,
-                    key=self._described(namespace, path_key.key),
-                    sources=self._holders.sources(
-                        namespace, path_key.key, has_all=find.wants_all_sources
-                    ),
-                )
-                for path_key in path_keys
+        described_keys = []
+        for path_key in path_keys:
+            key = path_key.key
+            sources = self._holders.sources(namespace, key, has_all=find.wants_all_sources)
+            described_keys.append(
+                replace(path_key, key=self._described(namespace, key), sources=sources)
             )
-        )
+        return PathKeys(keys=tuple(described_keys))
 
     def _around(self, namespace: str, path: str) -> Surroundings:
         """The keys around a path, without those that only pods had which are gone."""

@@ -167,10 +167,9 @@ def expect_agents(
         if progress.is_over:
             return
         now = clock.time()
+        earliest = begun + TIMING.agent_connect_seconds
         due_times = {
-            pod.name: max(
-                begun + TIMING.agent_connect_seconds, pod.started + TIMING.agent_start_seconds
-            )
+            pod.name: max(earliest, pod.started + TIMING.agent_start_seconds)
             for pod in pods_without_agent()
             if pod.phase == "Running" and not pod.is_retiring
         }

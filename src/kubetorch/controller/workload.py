@@ -276,16 +276,9 @@ class Workload:
             is_command = app is not None and app.port is None
             return "its command runs" if is_command else "a call runs on it"
         if self._services.backend.name == "local":
-            other_programs = (opener for opener in self._programs if opener != program)
-            pid = next(
-                (
-                    processes.pid_of(opener)
-                    for opener in other_programs
-                    if processes.is_alive(opener)
-                ),
-                None,
-            )
-            return f"the program {pid} has it open" if pid else ""
+            openers = (opener for opener in self._programs if opener != program)
+            opener = next(filter(processes.is_alive, openers), None)
+            return f"the program {processes.pid_of(opener)} has it open" if opener else ""
         now = self._services.clock.time()
         seconds_left = self._activities.seconds_left(
             ttl=TIMING.unused_service_seconds, since=self._idle_since, now=now
@@ -504,11 +497,8 @@ class Workload:
                     name=pod.name, ordinal=pod.ordinal, phase="Gone", ended=ending
                 )
                 self._lost_pods[pod.name] = now, lost_view
-        recent_losses = [
-            (n, loss)
-            for n, loss in self._lost_pods.items()
-            if now - loss[0] < TIMING.remembered_loss_seconds
-        ]
+        oldest = now - TIMING.remembered_loss_seconds
+        recent_losses = [(n, loss) for n, loss in self._lost_pods.items() if loss[0] > oldest]
         self._lost_pods = dict(recent_losses[-LIMITS.remembered_lost_pods :])
         if lost:
             self._services.on_lost(self, lost)
@@ -730,11 +720,9 @@ class Workload:
         if world_inputs == self._world_inputs or self.is_gone:
             return
         self._world_inputs = world_inputs
-        generation = (
-            state.wanted_generation
-            if state.failure is None
-            else state.good or state.wanted_generation
-        )
+        generation = state.wanted_generation
+        if state.failure is not None and state.good:
+            generation = state.good
         spec = self._specs.get(generation)
         distribution = None if spec is None else spec.compute.distribution
         plan, pods = None, frozenset[str]()

@@ -211,11 +211,7 @@ class _WorldState:
             for pod, ending in losses.items()
             if pod in self.index
         }
-        changed = {
-            pod: lost_member
-            for pod, lost_member in changed.items()
-            if self.lost.get(pod) != lost_member
-        }
+        changed = {pod: loss for pod, loss in changed.items() if self.lost.get(pod) != loss}
         if changed:
             self.lost |= changed
             self.world = replace(self.world, lost=tuple(self.lost.values()))
@@ -382,11 +378,7 @@ class Rendezvous:
             self._settle_time = None
             self._deadline = now + plan.timeout
             kept_generations = (plan.generation, plan.good)
-            self._states = {
-                number: state
-                for number, state in self._states.items()
-                if number in kept_generations
-            }
+            self._states = {n: self._states[n] for n in self._states if n in kept_generations}
         elif earlier_plan.good != plan.good:
             self._states = {n: state for n, state in self._states.items() if n == plan.generation}
         if not plan.is_launch:

@@ -90,12 +90,8 @@ def values(node: Any, fields: Fields) -> Any:  # noqa: ANN401  # any node of an 
     if isinstance(node, list):
         positioned_entries = [_entry_at(node, step, fields[step]) for step in steps]
         # In the order of the object: that of containers has a meaning.
-        return [
-            entry_values
-            for _, entry_values in sorted(
-                filter(None, positioned_entries), key=lambda entry: entry[0]
-            )
-        ]
+        ordered_entries = sorted(filter(None, positioned_entries), key=lambda entry: entry[0])
+        return [entry_values for _, entry_values in ordered_entries]
     return node
 
 

@@ -826,18 +826,7 @@ class Calls:
             waiting=len(line),
             since=min((call.queued or 0.0 for call in line), default=0.0),
             strays=sum(call.request.chain == UNKNOWN_CHAIN for call in line),
-            holders=tuple(
-                SlotHolder(
-                    _name(first.request),
-                    first.begun or first.opened,
-                    len(path),
-                    path[-1].is_paused,
-                    path[-1].waits_for,
-                )
-                for first, path in (
-                    (path[0], path) for path in calls_of_slots[: LIMITS.named_slot_holders]
-                )
-            ),
+            holders=tuple(map(_slot_holder, calls_of_slots[: LIMITS.named_slot_holders])),
         )
 
     def request_waits(self) -> None:
@@ -863,9 +852,7 @@ class Calls:
 
     def refuse_waiting(self, call_id: str, failure: dict[str, Any]) -> None:
         """Fail a call that waits for a new world, which will not be formed."""
-        for call in [
-            waiting_call for waiting_call in self._waiting if waiting_call.request.id == call_id
-        ]:
+        for call in [call for call in self._waiting if call.request.id == call_id]:
             self._waiting.remove(call)
             call.fail_with(exceptions.parse(failure))
 
@@ -1708,6 +1695,13 @@ def _slots_of(spec: WorkloadSpec, worker: Served, pod: str) -> Slots:
 def _unanswered(call: Call | None) -> Call | None:
     """A call that may be joined: not one that timed out, which may still run."""
     return None if call is None or call.is_answered else call
+
+
+def _slot_holder(path: Sequence[Call]) -> SlotHolder:
+    """The holder of a slot that a call has, and the calls that it waits for."""
+    first, last = path[0], path[-1]
+    begun = first.begun or first.opened
+    return SlotHolder(_name(first.request), begun, len(path), last.is_paused, last.waits_for)
 
 
 def _name(request: Open) -> str:

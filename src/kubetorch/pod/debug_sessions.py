@@ -169,11 +169,8 @@ class DebugSessions:
                 running += [(worker, number, label) for number, label in worker.calls_of(call)]
         if not running:
             labels = [label for worker in self.workers() for _, label in worker.calls_of("")]
-            rest = (
-                f"; those that run: {', '.join(labels[: LIMITS.debug_named_calls])}"
-                if labels
-                else ""
-            )
+            named = ", ".join(labels[: LIMITS.debug_named_calls])
+            rest = f"; those that run: {named}" if labels else ""
             raise SpecError(
                 f"no call {call!r} runs in pod {self.pod_name}{rest}",
                 hint="kt calls lists spawned calls; the request of a call stands in its errors",

@@ -489,11 +489,9 @@ class Interpreters:
                     candidate = await _probe(path, self._environ)
                     if candidate is not None and candidate.version >= OLDEST_PYTHON:
                         return candidate
-                    problem = (
-                        "does not run"
-                        if candidate is None
-                        else ".".join(map(str, candidate.version))
-                    )
+                    problem = "does not run"
+                    if candidate is not None:
+                        problem = ".".join(map(str, candidate.version))
                     rejections.append(f"{path} ({problem})")
         except TimeoutError:
             rejections.append(f"nothing more within {TIMING.interpreter_search_seconds:g} s")

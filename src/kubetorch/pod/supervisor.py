@@ -122,11 +122,8 @@ class ProjectCode:
         is_new, self._hidden_entries = hidden_entries != self._hidden_entries, hidden_entries
         if not (hidden_entries and is_new):
             return ""
-        more = (
-            f" and {len(hidden_entries) - LIMITS.warned_names} more"
-            if len(hidden_entries) > LIMITS.warned_names
-            else ""
-        )
+        hidden_count = len(hidden_entries) - LIMITS.warned_names
+        more = f" and {hidden_count} more" if hidden_count > 0 else ""
         names = ", ".join(hidden_entries[: LIMITS.warned_names])
         return (
             f"the working directory {self._working_dir} has {names}{more} of its own: "

@@ -111,12 +111,9 @@ def check_views(
         for variable in attached.variables
         if variable.key and not variable.optional
     ]
-    needed_keys += [
-        (secret_files.secret, key)
-        for secret_files in attached.files
-        if not secret_files.optional
-        for key, _ in secret_files.items
-    ]
+    for files in attached.files:
+        if not files.optional:
+            needed_keys += [(files.secret, key) for key, _ in files.items]
     for name, key in needed_keys:
         view = secrets[name]
         if view is not None and key not in view.keys:

@@ -480,14 +480,8 @@ class ClusterAccess:
             return Grant(user, creator=creator)
         manifest = rendering.of_workload(spec)
         secrets, volumes = await self._mounted_objects(spec.namespace, _mounted(spec, manifest))
-        foreign_object = next(
-            (
-                mounted_object
-                for mounted_object in (*secrets, *volumes)
-                if not mounted_object.is_unrestricted
-            ),
-            None,
-        )
+        foreign_objects = (mount for mount in (*secrets, *volumes) if not mount.is_unrestricted)
+        foreign_object = next(foreign_objects, None)
         reason = beyond_rendered(spec)
         if not reason and foreign_object is not None:
             reason = f"its pods see the {foreign_object}, which Kubetorch did not make"

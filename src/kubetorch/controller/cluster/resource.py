@@ -152,20 +152,14 @@ def object_labels(content: Content) -> dict[str, str]:
 
 def spec(content: Content) -> Object:
     wanted_generation = _wanted_generation(content)
-    earlier = [
-        generation
-        for generation in content.generations
-        if generation.number != wanted_generation.number
-    ]
+    wanted = wanted_generation.number
+    earlier = [generation for generation in content.generations if generation.number != wanted]
     spec_fields = {
         **_generation_fields(wanted_generation),
         "deployedAt": _timestamp(content.record.updated),
-        **(
-            {"previous": [_generation_fields(generation) for generation in earlier]}
-            if earlier
-            else {}
-        ),
     }
+    if earlier:
+        spec_fields["previous"] = [_generation_fields(generation) for generation in earlier]
     size = len(msgspec.json.encode(spec_fields))
     if size > LIMITS.workload_bytes:
         raise SpecError(
@@ -252,11 +246,8 @@ def event(before: Object | None, after: Object, now: float) -> Object | None:
 
 
 def _status_message(status: Mapping[str, Any]) -> str:
-    conditions = (
-        condition
-        for condition in status.get("conditions") or ()
-        if condition.get("type") == "Ready"
-    )
+    all_conditions = status.get("conditions") or ()
+    conditions = (condition for condition in all_conditions if condition.get("type") == "Ready")
     message = next((str(condition.get("message") or "") for condition in conditions), "")
     phase_in_words = (
         f"{status['phase']}: {status.get('ready')} pods serve generation {status['generation']}"
@@ -386,11 +377,9 @@ def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Gran
                 tuple((mount["name"], mount["identity"]) for mount in part) for part in parts
             )
             creator_fields = grant_fields.get("creator")
-            creator = (
-                None
-                if creator_fields is None
-                else Creator(creator_fields["user"], creator_fields.get("username"))
-            )
+            creator = None
+            if creator_fields is not None:
+                creator = Creator(creator_fields["user"], creator_fields.get("username"))
             return Grant(_user(grant_fields.get("user")), secrets, volumes, creator)
     return NO_GRANT
 

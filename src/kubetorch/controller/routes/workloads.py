@@ -203,18 +203,17 @@ class WorkloadRoutes:
         )
         pod = check_pod(workload, exchange.query("pod"))
         of_pods = Need("get", namespace, subresource="log", group="", resource="pods")
+
+        def token() -> str:
+            ttl, verbs = TIMING.log_token_seconds, (tokens.LOGS,)
+            return self._workloads.token(
+                namespace, name, ttl=ttl, subject="logs", verbs=verbs
+            ).token
+
         reader = PodLogs(
             workload,
             self._workloads.backend,
-            token=lambda: (
-                self._workloads.token(
-                    namespace,
-                    name,
-                    ttl=TIMING.log_token_seconds,
-                    subject="logs",
-                    verbs=(tokens.LOGS,),
-                ).token
-            ),
+            token=token,
             may_read_others=lambda: exchange.asker.may(of_pods),
             pod=pod,
         )

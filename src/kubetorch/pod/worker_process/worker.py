@@ -705,11 +705,7 @@ class Worker:
         self._alone -= not call.in_batch
         del self._running[number]
         self._line.pop(number, None)
-        begun = (
-            running_number
-            for running_number in reversed(self._running)
-            if not self.is_ahead(running_number)
-        )
+        begun = (n for n in reversed(self._running) if not self.is_ahead(n))
         self._output.attribute_to(next(begun, None))
         if not self._running:
             self._idle.set()

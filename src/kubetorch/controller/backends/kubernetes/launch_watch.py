@@ -152,11 +152,8 @@ class ClusterWatch:
 
     async def forget(self, namespace: str) -> None:
         """Stop watching a namespace without workloads."""
-        ended_informers = [
-            self._owner_informers.pop(key)
-            for key in [*self._owner_informers]
-            if key[1] == namespace
-        ]
+        keys = [key for key in self._owner_informers if key[1] == namespace]
+        ended_informers = [self._owner_informers.pop(key) for key in keys]
         if namespace in self._event_informers:
             ended_informers.append(self._event_informers.pop(namespace))
         for table in (self._events, self._stamps):
@@ -220,12 +217,10 @@ class ClusterWatch:
     def owners(self, manifest: Object) -> list[Object]:
         """An applied object, and the objects between it and its pods."""
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        candidates = [
-            owner
-            for (_, owner_namespace), informer in self._owner_informers.items()
-            if owner_namespace == namespace
-            for owner in informer.objects.values()
+        informers = [
+            informer for key, informer in self._owner_informers.items() if key[1] == namespace
         ]
+        candidates = [owner for informer in informers for owner in informer.objects.values()]
         owners = [
             owner
             for owner in candidates
@@ -247,13 +242,9 @@ class ClusterWatch:
     async def _watch_kind(self, watch: Watch) -> None:
         is_everywhere = watch.is_everywhere or not watch.resource.is_namespaced
         namespaces = (None,) if is_everywhere else self._namespaces
+        selections = [Selection(watch.resource, name, fields=watch.fields) for name in namespaces]
         self._informers[watch.name] = [
-            Informer(
-                self._client,
-                Selection(watch.resource, namespace, fields=watch.fields),
-                self._on_cluster,
-            )
-            for namespace in namespaces
+            Informer(self._client, selection, self._on_cluster) for selection in selections
         ]
         for informer in self._informers[watch.name]:
             await informer.__aenter__()

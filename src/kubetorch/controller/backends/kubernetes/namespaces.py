@@ -306,12 +306,8 @@ async def list_labelled(
     listed_namespaces: tuple[str | None, ...] = (
         (namespace,) if namespace is not None else watched or (None,)
     )
-    listings = await asyncio.gather(
-        *(
-            client.list(Selection(resource, listed_namespace, labels=label))
-            for listed_namespace in listed_namespaces
-        )
-    )
+    selections = [Selection(resource, name, labels=label) for name in listed_namespaces]
+    listings = await asyncio.gather(*map(client.list, selections))
     return sorted(
         (labelled_object for listing in listings for labelled_object in listing.items), key=key
     )

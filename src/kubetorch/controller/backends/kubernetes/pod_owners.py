@@ -169,14 +169,8 @@ class RefusedPods:
 
     def reason(self, key: Key) -> str:
         """Why a workload lacks pods: a refused pod has not ended yet."""
-        return next(
-            (
-                refused_pod.reason
-                for refused_pod in self._refused.values()
-                if refused_pod.key == key
-            ),
-            "",
-        )
+        reasons = (pod.reason for pod in self._refused.values() if pod.key == key)
+        return next(reasons, "")
 
     def end(self, key: Key, pod: Object, error: KubetorchError) -> None:
         """End a pod; the more pods of its workload were refused before, the later."""

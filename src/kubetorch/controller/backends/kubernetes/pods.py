@@ -114,11 +114,8 @@ class Ordinals:
         }
         # 0 is for the head of a RayCluster, even if a worker comes earlier.
         is_ray_worker = owner_ordinal is None and _RAY_TYPE in (pod["metadata"].get("labels") or {})
-        free_ordinal = next(
-            n
-            for n in itertools.count(int(is_ray_worker))
-            if n not in {*staying_pods, owner_ordinal}
-        )
+        taken = {*staying_pods, owner_ordinal}
+        free_ordinal = next(n for n in itertools.count(int(is_ray_worker)) if n not in taken)
         if owner_ordinal is None:
             return free_ordinal
         holder = staying_pods.get(owner_ordinal)
@@ -347,12 +344,8 @@ class PodWatch:
             selection = Selection(PODS, namespace, labels=labels.SERVICE)
             informer = Informer(self._client, selection, self._changed)
             self._informers.append(await self._stack.enter_async_context(informer))
-        await asyncio.gather(
-            *(
-                pod_informer.listed(timeout=TIMING.pod_list_seconds)
-                for pod_informer in self._informers
-            )
-        )
+        timeout = TIMING.pod_list_seconds
+        await asyncio.gather(*(informer.listed(timeout=timeout) for informer in self._informers))
 
     async def close(self) -> None:
         for _, informer in self._selected.values():

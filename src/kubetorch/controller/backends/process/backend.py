@@ -323,11 +323,10 @@ class ProcessBackend(Backend):
             template_digest = f"{pod_set.template_digest}{_PRETENDING_SUFFIX}"
             pod_set = replace(pod_set, template_digest=template_digest, pretends_gpus=True)
         version = self._attachments.version(pod_set.namespace, pod_set.attached)
-        if version:
-            return replace(
-                pod_set, template_digest=f"{pod_set.template_digest}{_SECRETS_SEPARATOR}{version}"
-            )
-        return pod_set
+        if not version:
+            return pod_set
+        digest = f"{pod_set.template_digest}{_SECRETS_SEPARATOR}{version}"
+        return replace(pod_set, template_digest=digest)
 
     def _pod_inputs(self, pod_set: DesiredPods, record: PodRecord, folder: Path) -> PodInputs:
         facts = pod_facts(pod_set, record.name, record.ordinal, pods.address_of(record))
@@ -751,14 +750,8 @@ def _pod(template: PodTemplate) -> Iterator[str]:
     image = template.container.get("image")
     if image not in (None, DEFAULT_IMAGE):
         yield f"the image {image} is not run: pods have the packages of this machine's Python"
-    other_containers = [
-        str(container.get("name"))
-        for container in (
-            *template.spec.get("initContainers", ()),
-            *template.spec.get("containers", ()),
-        )
-        if container is not template.container
-    ]
+    containers = (*template.spec.get("initContainers", ()), *template.spec.get("containers", ()))
+    other_containers = [str(c.get("name")) for c in containers if c is not template.container]
     if other_containers:
         yield f"the other containers ({', '.join(other_containers)}) are not run"
     ignored_fields = [key for key in _NODE_CHOICE_FIELDS if template.spec.get(key)]

@@ -216,11 +216,8 @@ def _judge_terminated(
     code = int(termination.get("exitCode") or 0)
     if container.is_init and code == 0:
         return NO_TROUBLE
-    policy = (
-        container.spec.get("restartPolicy")
-        or container.pod["spec"].get("restartPolicy")
-        or "Always"
-    )
+    own_policy = container.spec.get("restartPolicy")
+    policy = own_policy or container.pod["spec"].get("restartPolicy") or "Always"
     stays = policy == "Never" or (policy == "OnFailure" and code == 0)
     if stays and container.pod["metadata"].get("ownerReferences"):
         # The owner, a job, makes another pod, or reports that it has failed.

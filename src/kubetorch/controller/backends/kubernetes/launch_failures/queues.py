@@ -142,14 +142,8 @@ def _queue_position(workload: Object, workloads: Sequence[Object]) -> tuple[int,
         priority = -int(candidate["spec"].get("priority") or 0)
         return (priority, str(metadata.get("creationTimestamp")), metadata["name"])
 
-    waiting_workloads = sorted(
-        (
-            candidate
-            for candidate in workloads
-            if key(candidate) == key(workload) and _is_waiting(candidate)
-        ),
-        key=order,
-    )
+    rivals = (rival for rival in workloads if key(rival) == key(workload) and _is_waiting(rival))
+    waiting_workloads = sorted(rivals, key=order)
     names = [waiting_workload["metadata"]["name"] for waiting_workload in waiting_workloads]
     name = workload["metadata"]["name"]
     return (names.index(name) + 1 if name in names else len(names) + 1), max(1, len(names))

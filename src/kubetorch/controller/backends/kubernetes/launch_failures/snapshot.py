@@ -199,12 +199,10 @@ def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> 
 
 def without_earlier_objects(events: Iterable[Object], objects: Iterable[Object]) -> list[Object]:
     """The events without those of earlier objects with the same names."""
-    uids = {
-        (live_object.get("kind"), live_object["metadata"]["name"]): live_object["metadata"].get(
-            "uid"
-        )
-        for live_object in objects
-    }
+    uids = {}
+    for live_object in objects:
+        metadata = live_object["metadata"]
+        uids[live_object.get("kind"), metadata["name"]] = metadata.get("uid")
     current_events = []
     for event in events:
         involved_object = event.get("involvedObject") or {}
