@@ -190,7 +190,6 @@ class DataStore:
             self._folder(namespace).refresh()
 
     def _namespaces(self) -> list[str]:
-        """The namespaces with keys."""
         in_bucket = [] if self._bucket is None else self._bucket.folders("keys")
         return sorted({*self._folders, *filter(names.is_namespace, in_bucket)})
 
@@ -548,7 +547,6 @@ class DataStore:
         return PutAnswer(key=self._described(namespace, answer.key))
 
     def _described(self, namespace: str, view: KeyView) -> KeyView:
-        """A key with its holders."""
         in_store = ("store",) if view.publisher is None else ()
         return replace(view, holders=(*in_store, *self._holders.pods(namespace, view)))
 

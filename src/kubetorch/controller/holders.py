@@ -31,7 +31,6 @@ _POD = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def check_service(service: str) -> None:
-    """Refuse what is no name of a service."""
     if not _SERVICE.fullmatch(service):
         raise DataStoreError(f"{service[:100]!r} is no name of a service")
 
@@ -330,7 +329,6 @@ class Windows:
         return window
 
     def _forget(self, now: float) -> None:
-        """Forget participants that ask no more."""
         oldest = now - TIMING.window_silence_seconds
         for group, windows in list(self._windows.items()):
             for window in windows:

@@ -35,7 +35,6 @@ class Use:
 
     @property
     def last_in_words(self) -> str:
-        """The time of the last call."""
         if self.idle is None:
             return "never used"
         for seconds, unit in _UNITS:

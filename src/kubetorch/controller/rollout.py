@@ -210,7 +210,6 @@ class Rollout(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """True if the workload has all its pods."""
         return self.expected is not None and len(self.pods) >= self.expected
 
     @property

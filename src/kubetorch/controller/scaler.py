@@ -185,7 +185,6 @@ class Scaler:
     # --------------------------------------------------------------------------------- events
 
     def configure(self, settings: ScalerSettings, now: float) -> None:
-        """Use other settings from now on."""
         time = self._time_at(now)
         self._load.measure(time)
         if _measurement(settings) != _measurement(self._settings):
@@ -242,7 +241,6 @@ class Scaler:
     # ------------------------------------------------------------------------------ decisions
 
     def decide(self, now: float) -> int:
-        """The number of pods wanted now."""
         time = self._time_at(now)
         self._load.measure(time)
         self._hold_end = inf
@@ -279,7 +277,6 @@ class Scaler:
         return [pod.name for pod in pods[:count]]
 
     def view(self, now: float) -> ScalingView:
-        """The state of the scaling for a user."""
         load = self._load
         waiting = load.waiting
         metrics: dict[str, float] = {}
@@ -349,7 +346,6 @@ class Scaler:
     # ---------------------------------------------------------------------------------- needs
 
     def _needed(self, time: float) -> tuple[int, _Reason]:
-        """The number of pods that the load needs."""
         settings, load = self._settings, self._load
         if settings.metric in RESOURCES:
             return self._needed_for_use(time)
@@ -572,7 +568,6 @@ class Scaler:
 
 
 def _measurement(settings: ScalerSettings) -> tuple[str, float, float, float]:
-    """What the averages depend on."""
     return settings.metric, settings.request, settings.window, settings.panic_window
 
 

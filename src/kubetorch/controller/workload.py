@@ -69,7 +69,6 @@ class WorkloadServices(msgspec.Struct, frozen=True):
 
 
 def _rollout(record: WorkloadRecord) -> Rollout:
-    """The rollout of a workload, as it was recorded."""
     failure = exceptions.parse_json(record.failure.encode()) if record.failure else None
     return Rollout(wanted_generation=record.generation, good=record.good, failure=failure)
 
@@ -189,7 +188,6 @@ class Workload:
         return pod in self._sessions
 
     def view(self) -> messages.WorkloadView:
-        """The workload, as lists and clients see it."""
         record, spec = self.record, self._services.backend.applied(self.spec)
         manifest = rendering.of_workload(spec)
         pods = self.pod_views()
@@ -763,7 +761,6 @@ class Workload:
         return self._services.backend.ports(*self.key, port_request)
 
     def _update_world(self, event: world.Event) -> None:
-        """Pass an event to the world of a distributed service."""
         if self._ending or self.is_gone:
             return  # a service that is torn down loses no members
         for effect in self._rendezvous.handle(event, self._services.clock.time()):

@@ -308,7 +308,6 @@ class Workloads:
         return workload
 
     def list(self, namespace: str | None = None) -> list[WorkloadView]:
-        """The workloads of a namespace, or of all, by name."""
         workload_views = (
             self._guarded(workload.key, workload.view, None)
             for workload in self.in_namespace(namespace)

@@ -401,6 +401,5 @@ def _options(dry_run: bool, **options: str) -> Pairs:
 
 
 def _version_in(path: str) -> str:
-    """The `apiVersion` in a path."""
     parts = path.split("/")
     return parts[2] if parts[1] == "api" else "/".join(parts[2:4])

@@ -40,7 +40,6 @@ class Action:
 
 
 def unavailable(action: Action, server: str, error: BaseException) -> errors.KubetorchError:
-    """The error for an action that got no answer."""
     return errors.KubernetesUnavailableError(
         f"cannot {action}: the API server {server} did not answer: {error}",
         hint=f"check that the cluster runs and can be reached ({action.origin})",
@@ -67,7 +66,6 @@ def garbled(action: Action, server: str, why: object) -> errors.KubetorchError:
 def refused(
     action: Action, status_code: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> errors.KubernetesRequestError:
-    """The error for an action that the server refused."""
     status = parse_status(body)
     server_message = (
         "" if status else body[: LIMITS.refusal_text_bytes].decode(errors="replace").strip()
@@ -240,7 +238,6 @@ def is_from_admission(message: str) -> bool:
 
 
 def is_quota(message: str) -> bool:
-    """True if a message says that a ResourceQuota is full."""
     return "exceeded quota" in message
 
 

@@ -26,7 +26,6 @@ def entries_of(manifest: Mapping[str, Any]) -> list[Entry]:
 
 
 def owned(entries: Iterable[Entry], is_meant: Callable[[Entry], bool]) -> Fields:
-    """The fields of all entries that are meant."""
     fields: Fields = {}
     for entry in entries:
         if is_meant(entry):
@@ -64,7 +63,6 @@ def cut(fields: Fields, path: Sequence[str]) -> tuple[Fields, Fields | None]:
 
 
 def nested(path: Sequence[str], fields: Fields) -> Fields:
-    """The fields put below a path."""
     for step in reversed(path):
         fields = {step: fields}
     return fields

@@ -16,8 +16,6 @@ _REMOVED_CONTAINER = b"unable to retrieve container logs for "
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The part of a log that is read."""
-
     container: str | None = None
     previous: bool = False
     tail: int | None = None

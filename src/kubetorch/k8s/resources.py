@@ -22,7 +22,6 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """`apiVersion` of its manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def __str__(self) -> str:
@@ -74,7 +73,6 @@ class Selection:
 
 
 def group_path(api_version: str) -> str:
-    """The path of a version of an API group."""
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 

@@ -84,7 +84,6 @@ class Session:
         return self._credentials.can_change
 
     async def fetch(self, call: Call) -> bytes:
-        """The whole answer to a request."""
         attempts = _Attempts(self._patience)
         while True:
             # A request that pauses before its next attempt does not hold up others.

@@ -104,7 +104,6 @@ def service_environment(environ: Mapping[str, str], folder: Path) -> dict[str, s
 
 
 def _start(service_home: Home) -> Endpoint:
-    """Start a service, and wait until it listens."""
     environment = service_environment(os.environ, service_home.path)
     for setting in ("store_bucket", "store_endpoint"):
         if value := config.get(setting):

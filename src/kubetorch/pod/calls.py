@@ -354,7 +354,6 @@ class Call:
         self.worker = worker
 
     def wait_for_slot(self) -> None:
-        """Let the call wait for its turn."""
         self._stop_waiting()
         self._begin_to_wait()
 
@@ -1686,7 +1685,6 @@ def _may_be_ahead(request: Open) -> bool:
 
 
 def _slots_of(spec: WorkloadSpec, worker: Served, pod: str) -> Slots:
-    """The slots of a worker that serves a workload."""
     compute = spec.compute
     processes = len(worker.workers) if isinstance(worker, WorkerPool) else 1
     return Slots(compute.concurrency_of(processes), compute.max_queue or MOST_WAITING, pod)

@@ -362,7 +362,6 @@ class StoppedProgram(asyncio.Protocol):
         return self._worker is worker and self._number == number
 
     def check_free(self) -> None:
-        """Refuse a second terminal."""
         if self._terminal is not None:
             since = time.strftime("%H:%M:%S", time.localtime(self._attached_since))
             raise CallRefusedError(

@@ -142,7 +142,6 @@ def _secret_values(secret_files: FilesAt) -> dict[str, bytes]:
 
 
 def _mount_error(error: OSError, where: str = "") -> ResourceNotAvailableError:
-    """The error for a mount that failed."""
     file = f": {error.filename}" if error.strerror and error.filename else ""
     reason = f"{where}{error.strerror or error}{file}"
     if error.errno in _REFUSAL_ERRNOS:

@@ -134,7 +134,6 @@ class Node:
         self._changed.set()
 
     async def kill(self) -> None:
-        """End the node, and all the processes that it started."""
         if self._pid and not self._has_ended:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGTERM)

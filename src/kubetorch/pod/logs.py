@@ -309,7 +309,6 @@ class LogPipe:
                 self._on_line(line)
 
     def close(self) -> None:
-        """Deliver the remaining output, and close the pipe."""
         if self._descriptor < 0:
             return
         self._loop.remove_reader(self._descriptor)

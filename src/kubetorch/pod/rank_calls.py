@@ -564,7 +564,6 @@ class Run:
     def on_only_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> None:
-        """End the call with the result of the single controller."""
         if self._failures:  # a pod was lost before the result came
             payload.release()
             self._end_if_done()

@@ -120,7 +120,6 @@ def ray_host(member: Member) -> str:
 
 
 def _host_and_port(host: str, port: int) -> str:
-    """Host and port, as one text."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

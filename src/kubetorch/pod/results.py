@@ -171,7 +171,6 @@ class OutcomeFiles:
                 self.release(file_range)
 
     def release(self, file_range: FileRange) -> None:
-        """Release an outcome that was kept."""
         file_range.file.used -= 1
         self._tidy(file_range.file)
 

@@ -273,7 +273,6 @@ class Shell(Endpoint):
     # ---------------------------------------------------------------------------------- its end
 
     async def kill(self) -> None:
-        """End the shell, and all processes that it started."""
         self._kill_group()
         if self._connection is not None:
             self._connection.close(websocket_protocol.GOING_AWAY, "the pod ends")

@@ -111,8 +111,6 @@ class Verdict(NamedTuple):
 
 
 class UncheckedClaims(NamedTuple):
-    """The claims of a token that are not verified."""
-
     audiences: tuple[str, ...] = ()
     expires: float | None = None
 
@@ -367,8 +365,6 @@ class MountedObject(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """The time of day, and a monotonic clock."""
-
     time: Callable[[], float]
     steady: Callable[[], float]
 

@@ -259,7 +259,6 @@ class Election:
         return self._candidate.is_leading(self._clock())
 
     async def won(self) -> None:
-        """Wait until this process leads."""
         while not self.is_leading:
             await self._changes.wait()
 

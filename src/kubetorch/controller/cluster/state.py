@@ -137,7 +137,6 @@ class PendingWrite:
 
     @property
     def has_worlds(self) -> bool:
-        """True if the present worlds were written."""
         if self.desired_content is None:
             return True
         status = (self.server_object or {}).get("status") or {}

@@ -72,8 +72,6 @@ def _metric(name: str, meaning: str, values: dict[str, float]) -> Iterator[str]:
 
 
 class _Stop(msgspec.Struct, frozen=True):
-    """Body of a stop."""
-
     pods: bool = True
 
 

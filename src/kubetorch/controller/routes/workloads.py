@@ -32,8 +32,6 @@ _VERBS = {
 
 
 class _TokenRequest(msgspec.Struct, frozen=True):
-    """Body of a request for a token."""
-
     ttl: float = TIMING.call_token_seconds
     verbs: tuple[str, ...] = (tokens.CALL,)
 

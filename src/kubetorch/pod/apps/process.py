@@ -491,7 +491,6 @@ class AppHost:
 
     @property
     def latest(self) -> AppProcess | None:
-        """The app that was started last."""
         return self._latest
 
     @property

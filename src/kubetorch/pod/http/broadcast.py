@@ -45,7 +45,6 @@ class _Answer:
 
     @property
     def has_failed(self) -> bool:
-        """True if the body is a failure."""
         return self.status != 200
 
     @property

@@ -160,7 +160,6 @@ class RequestForwarder:
 
     @staticmethod
     def headers(headers: Sequence[Header]) -> list[Header]:
-        """The headers of a request that is passed on."""
         return [*headers, (_ALONE, b"1")]
 
     async def relay(

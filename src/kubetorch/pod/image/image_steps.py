@@ -89,7 +89,6 @@ _REMOVE_BYTE_CODE = (
 
 
 def needs_environment(step: Step) -> bool:
-    """True if a step runs with an environment to install into."""
     return isinstance(step, (PipStep, RunStep))
 
 

@@ -347,8 +347,6 @@ class ValueFile:
 
 @dataclass(eq=False)
 class CallRunner:
-    """The calls that run in this process."""
-
     agent: AgentSocket
     loop: asyncio.AbstractEventLoop
     pipe: OutputPipe

@@ -114,7 +114,6 @@ class Session(pdb.Pdb):
         self.set_step()
 
     def stop(self, frame: FrameType) -> None:
-        """Stop at this frame now."""
         self._trace_callers(frame)
         self.interaction(frame, None)
         if sys.version_info < (3, 13):  # a function of traces has its frame's names kept; this none
@@ -225,7 +224,6 @@ class Session(pdb.Pdb):
         self.set_continue()
 
     def close(self, reason: str = "") -> None:
-        """End the session."""
         self.is_over = True
         with contextlib.suppress(CallCancelledError, CallTimeoutError):  # the call raises it itself
             self._attachment.close()

@@ -472,7 +472,6 @@ def _check_kind(user_callable: object, source: Source) -> None:
 
 
 def _synced_file(source: Source) -> str | None:
-    """The file of the module, if it was synced."""
     if source.source_file is None:
         return None
     for entry in source.sys_path:

@@ -577,8 +577,6 @@ def _waiter(sock: socket.socket) -> Callable[[], object]:
 
 
 class AgentSocket:
-    """The socket to the agent."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()

@@ -40,7 +40,6 @@ class WorkerPool:
         return self.accepts_calls
 
     def add(self, worker: Worker) -> None:
-        """Add a worker that replaces one that ended."""
         number, self._next = self._next, self._next + 1
         self.workers[number] = worker
         self.on_added(number, worker)

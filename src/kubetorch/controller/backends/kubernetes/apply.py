@@ -491,7 +491,6 @@ def scaled_size(live_object: Object) -> int | None:
 
 
 def _spec_fields(entry: Object) -> set[str]:
-    """The fields of the spec that an entry of `managedFields` owns."""
     return {*((entry.get("fieldsV1") or {}).get("f:spec") or {})}
 
 

@@ -244,7 +244,6 @@ class KubernetesBackend(Backend):
         manifests: list[Manifest],
         live_objects: LiveObjects,
     ) -> ApplyPlan:
-        """How the objects of a workload are applied."""
         spec = workload.spec
         key = (spec.namespace, spec.name)
         return ApplyPlan(

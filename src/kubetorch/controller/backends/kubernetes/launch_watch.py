@@ -324,7 +324,6 @@ def _is_current(informer: Informer) -> bool:
 
 
 def _owner_change(owner: Object) -> ClusterChange:
-    """The change of an owner as a change of its workload."""
     metadata = owner["metadata"]
     service = (metadata.get("labels") or {}).get(labels.SERVICE, "")
     return ClusterChange(metadata["namespace"], service)

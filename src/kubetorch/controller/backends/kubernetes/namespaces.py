@@ -213,7 +213,6 @@ class Namespaces:
         return is_restricted
 
     async def admits_volume(self, namespace: str, account: str, volume: Object) -> bool:
-        """True if a namespace admits pods with such a volume."""
         pod = _pod(namespace, account, None)
         pod["spec"]["volumes"] = [volume]
         return await self._refusal(pod) is None

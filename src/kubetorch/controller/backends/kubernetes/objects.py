@@ -129,8 +129,6 @@ def _knative_owners(owners: Sequence[Object], kind: str) -> list[Object]:
 
 
 class AppliedWorkload(msgspec.Struct):
-    """A workload as it was applied."""
-
     spec: WorkloadSpec
     #: Its main object, which has the pods; `None` where a selector alone finds the pods.
     main: Manifest | None
@@ -390,7 +388,6 @@ class ObjectReplacement:
         ]
 
     async def _served(self, kind: tuple[str, str], versions: Sequence[str]) -> Resource | None:
-        """The resource of a kind, if the cluster serves the kind."""
         group, name = kind
         for version in versions:
             try:

@@ -84,8 +84,6 @@ def _ordinal_in_type(number: int, replica_type: str, metadata: Object) -> int | 
 
 
 class Ordinals:
-    """The ordinals of the pods of one workload, by name."""
-
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         #: Names of the pods whose ordinal is written nowhere else.
@@ -355,7 +353,6 @@ class PodWatch:
     # ---------------------------------------------------------------------------------- questions
 
     def pods_of(self, key: Key) -> Mapping[str, Object]:
-        """The pods of a workload by name."""
         return self._pods.get(key, {})
 
     def pod_named(self, namespace: str, name: str) -> Object | None:

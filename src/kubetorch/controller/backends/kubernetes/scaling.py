@@ -59,8 +59,6 @@ _log = logging.getLogger(__name__)
 
 
 class ControllerAddress(msgspec.Struct, frozen=True):
-    """The address of this controller in the network of the pods."""
-
     ip: str
     port: int
 
@@ -164,8 +162,6 @@ class ControllerEndpoints:
 
 
 class _Scaled(msgspec.Struct):
-    """A workload that Kubetorch scales."""
-
     #: The wanted number of pods, and the pods that are to go first.
     size: int
     leaving: tuple[str, ...] = ()

@@ -142,7 +142,6 @@ def _fatal(message: str, hint: str, since: float | None) -> Verdict:
 
 
 def _kubelet_message(pod: Object, message: str, image: str, events: Sequence[Object]) -> str:
-    """The last message of the kubelet about the image."""
     _, separator, text = message.partition("ErrImagePull: ")
     if separator:
         return text

@@ -168,7 +168,6 @@ def _desired_pods(owner: Object) -> int:
 
 
 def _judge_job(owner: Object) -> Verdict:
-    """Judge a job of any kind by its conditions."""
     for kind in ("Failed", "FailureTarget"):
         failed = snapshot.condition(owner, kind)
         if failed.get("status") == "True":

@@ -165,7 +165,6 @@ def autoscaler(event: Object) -> str | None:
 
 
 def last_time(event: Object) -> float:
-    """The last time of an event."""
     series = event.get("series") or {}
     timestamps = (
         event.get("lastTimestamp"),
@@ -178,7 +177,6 @@ def last_time(event: Object) -> float:
 
 
 def first_time(event: Object) -> float:
-    """The first time of an event."""
     timestamps = (event.get("firstTimestamp"), event.get("eventTime"))
     return next(
         (moment for moment in map(time_of, timestamps) if moment is not None), last_time(event)
@@ -218,7 +216,6 @@ def container_statuses(pod: Object) -> list[Object]:
 
 
 def controller_of(manifest: Object) -> Object | None:
-    """The reference to the controller of an object, if it has one."""
     owners: list[Object] = manifest["metadata"].get("ownerReferences") or []
     return next((owner for owner in owners if owner.get("controller")), None)
 
