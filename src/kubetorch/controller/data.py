@@ -38,12 +38,7 @@ from kubetorch.datastore.addresses import WRITABLE
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.keys import KeyFolder, Surroundings
 from kubetorch.datastore.manifests import Entry, EntryKind, Manifest
-from kubetorch.errors import (
-    DataStoreError,
-    KubetorchError,
-    StorageFullError,
-    StoreUnavailableError,
-)
+from kubetorch.errors import DataStoreError, KubetorchError, StorageFullError, StoreUnavailableError
 from kubetorch.lib.asgi import with_status
 from kubetorch.lib.clock import Clock
 from kubetorch.specs import names
@@ -551,12 +546,7 @@ class DataStore:
         return replace(view, holders=(*in_store, *self._holders.pods(namespace, view)))
 
     def _put(  # as `put`
-        self,
-        namespace: str,
-        folder: KeyFolder,
-        put: PutKey,
-        content: Content,
-        creator: str,
+        self, namespace: str, folder: KeyFolder, put: PutKey, content: Content, creator: str
     ) -> PutAnswer:
         key = put.key
         missing: list[str] = []

@@ -97,6 +97,5 @@ def failure(path: Path, error: sqlite3.Error) -> KubetorchError:
     if "full" in str(error):
         return StorageFullError(f"no space left for {path}", hint="make room there")
     return ControllerError(
-        f"{path} cannot be used: {error}",
-        hint=f"move {path} away to begin with an empty state",
+        f"{path} cannot be used: {error}", hint=f"move {path} away to begin with an empty state"
     )

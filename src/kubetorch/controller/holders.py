@@ -70,9 +70,7 @@ class _Get:
 
 class Holders:
     def __init__(
-        self,
-        find: Callable[[str, str], Workload | None],
-        token: Callable[[str, str], str],
+        self, find: Callable[[str, str], Workload | None], token: Callable[[str, str], str]
     ) -> None:
         self._find = find
         # A token with which the pods of a service, by namespace and name, give blobs of keys.

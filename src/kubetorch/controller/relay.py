@@ -121,12 +121,7 @@ Finder = Callable[[str, str], Workload]
 
 class Relay:
     def __init__(
-        self,
-        find: Finder,
-        *,
-        secret: bytes,
-        clock: Callable[[], float],
-        hosts: Hosts = NO_HOSTS,
+        self, find: Finder, *, secret: bytes, clock: Callable[[], float], hosts: Hosts = NO_HOSTS
     ) -> None:
         self._find = find
         self._hosts = hosts

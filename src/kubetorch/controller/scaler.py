@@ -271,8 +271,7 @@ class Scaler:
         Those that do not serve, then those with the fewest calls, of these the newest.
         """
         pods = sorted(
-            self._load.pods.values(),
-            key=lambda pod: (pod.is_ready, pod.calls, -pod.order),
+            self._load.pods.values(), key=lambda pod: (pod.is_ready, pod.calls, -pod.order)
         )
         return [pod.name for pod in pods[:count]]
 

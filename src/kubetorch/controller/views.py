@@ -217,11 +217,7 @@ def served(pod: str, rollout: Rollout) -> Stage:
 
 def line(pod: str, message: LogReport) -> DeployLog:
     return DeployLog(
-        text=message.text,
-        pod=pod,
-        source=message.source,
-        level=message.level,
-        time=message.time,
+        text=message.text, pod=pod, source=message.source, level=message.level, time=message.time
     )
 
 

@@ -75,10 +75,7 @@ def _rollout(record: WorkloadRecord) -> Rollout:
 
 class Workload:
     def __init__(
-        self,
-        record: WorkloadRecord,
-        generations: tuple[Generation, ...],
-        shared: WorkloadServices,
+        self, record: WorkloadRecord, generations: tuple[Generation, ...], shared: WorkloadServices
     ) -> None:
         self.record = record
         self.pods: list[PodStatus] = []
@@ -126,9 +123,7 @@ class Workload:
         # When the wanted generation was deployed or reached: the idle time is counted from here.
         self._idle_since = shared.clock.time()
         self._idle = IdleWatch(
-            shared.clock,
-            seconds_left=self._idle_left,
-            on_idle=lambda: shared.on_idle(self),
+            shared.clock, seconds_left=self._idle_left, on_idle=lambda: shared.on_idle(self)
         )
         #: How the load decides on the number of pods, if the controller scales the workload.
         self.scaling: Scaling | None = None
@@ -1056,11 +1051,7 @@ class Activities:
 
 class IdleWatch:
     def __init__(
-        self,
-        clock: Clock,
-        *,
-        seconds_left: Callable[[], float | None],
-        on_idle: Callable[[], None],
+        self, clock: Clock, *, seconds_left: Callable[[], float | None], on_idle: Callable[[], None]
     ) -> None:
         self._clock = clock
         self._seconds_left = seconds_left

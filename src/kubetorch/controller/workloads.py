@@ -22,12 +22,7 @@ from kubetorch.controller.state import State, Summary, WorkloadRecord
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload, WorkloadServices
 from kubetorch.datastore import blobs
-from kubetorch.errors import (
-    KubetorchError,
-    ServiceNotFoundError,
-    SpecError,
-    WorkloadError,
-)
+from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import desired_pods, rendering

@@ -522,11 +522,7 @@ class Rendezvous:
         ]
         members = tuple(
             Member(
-                pod,
-                ordinal,
-                self._url(pod),
-                self._agents[pod].incarnation,
-                self._pods[pod].address,
+                pod, ordinal, self._url(pod), self._agents[pod].incarnation, self._pods[pod].address
             )
             for ordinal, pod in chosen_pods
         )

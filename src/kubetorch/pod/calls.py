@@ -1447,12 +1447,7 @@ class Calls:
         return True
 
     def keep(
-        self,
-        call: Call,
-        outcome: Outcome,
-        *,
-        is_answer: bool = True,
-        record: Sequence[Buffer] = (),
+        self, call: Call, outcome: Outcome, *, is_answer: bool = True, record: Sequence[Buffer] = ()
     ) -> None:
         """Keep the outcome of a call for later requests, and the parts of its record."""
         request = call.request

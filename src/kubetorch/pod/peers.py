@@ -20,12 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kubetorch.errors import (
-    AgentDiedError,
-    CallLostError,
-    KubetorchError,
-    ProtocolError,
-)
+from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
 from kubetorch.lib import backoff, memory, websocket, websocket_protocol
 from kubetorch.lib.memory_files import MemoryFile
 from kubetorch.lib.websocket import Connection, Endpoint
@@ -496,10 +491,7 @@ class Peers:
     """The streams of one agent to its siblings."""
 
     def __init__(
-        self,
-        pod_name: str,
-        token: Callable[[], str | None],
-        references: References | None = None,
+        self, pod_name: str, token: Callable[[], str | None], references: References | None = None
     ) -> None:
         self.pod_name = pod_name
         self._token = token

@@ -910,9 +910,7 @@ def is_for_any(request: Open) -> bool:
 
 
 def select(
-    workers: str | Sequence[int | str] | None,
-    members: Sequence[Member],
-    lost: Collection[int],
+    workers: str | Sequence[int | str] | None, members: Sequence[Member], lost: Collection[int]
 ) -> tuple[int, ...]:
     """The nodes that `workers=` selects; not for `"any"`."""
     everyone = range(len(members))

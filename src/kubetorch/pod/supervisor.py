@@ -684,11 +684,7 @@ class Supervisor:
         self._on_death(app, app.ending, had_calls=False)
 
     def _on_death(
-        self,
-        process: Worker | WorkerPool | RankGroup | AppProcess,
-        why: str,
-        *,
-        had_calls: bool,
+        self, process: Worker | WorkerPool | RankGroup | AppProcess, why: str, *, had_calls: bool
     ) -> None:
         serving = self._serving
         if serving is None or serving.process is not process or self._is_closing:

@@ -222,11 +222,7 @@ class Election:
         self._clock = clock
         self._ref = Ref(LEASES, name, namespace)
         self._candidate = Candidate(
-            namespace=namespace,
-            name=name,
-            pod=pod,
-            nonce=secrets.token_hex(4),
-            timing=timing,
+            namespace=namespace, name=name, pod=pod, nonce=secrets.token_hex(4), timing=timing
         )
         self._changes = Changes()
         self._informer = Informer(

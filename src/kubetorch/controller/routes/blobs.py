@@ -30,9 +30,7 @@ class _Names(msgspec.Struct, frozen=True):
 
 class BlobRoutes:
     def __init__(
-        self,
-        blob_stores: BlobStores,
-        ask_pods: Callable[[str, str, str], Awaitable[str]],
+        self, blob_stores: BlobStores, ask_pods: Callable[[str, str, str], Awaitable[str]]
     ) -> None:
         self._blob_stores = blob_stores
         # Requests the blobs of a pod (namespace, workload, name) from others; returns the state.

@@ -18,12 +18,7 @@ from kubetorch.controller.tuning import LIMITS
 from kubetorch.datastore.blobs import check_digest
 from kubetorch.datastore.keys import canonical
 from kubetorch.datastore.transfer import Delta, compressed, delta
-from kubetorch.errors import (
-    DataStoreError,
-    ProtocolError,
-    StorageFullError,
-    StoreUnavailableError,
-)
+from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError, StoreUnavailableError
 from kubetorch.lib.asgi import NDJSON, with_status
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.specs import names

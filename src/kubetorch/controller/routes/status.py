@@ -33,10 +33,7 @@ _METRICS = (Permission("get", "status", "all"),)
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _TOKEN = "token"
 #: What the bodies of routes are, where they are no JSON object.
-_BODIES = {
-    "/deploy": blobs.CONTENT_TYPE,
-    "/blobs": blobs.CONTENT_TYPE,
-}
+_BODIES = {"/deploy": blobs.CONTENT_TYPE, "/blobs": blobs.CONTENT_TYPE}
 
 
 def metrics_text(views: Iterable[WorkloadView], *, started: float, sent_bytes: int = 0) -> str:

@@ -15,12 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubetorch.errors import (
-    CallRefusedError,
-    ConfigError,
-    KubetorchError,
-    UnauthorizedError,
-)
+from kubetorch.errors import CallRefusedError, ConfigError, KubetorchError, UnauthorizedError
 from kubetorch.lib import asgi
 from kubetorch.lib.http_server import Refusal
 from kubetorch.pod.tuning import LIMITS, TIMING

@@ -65,11 +65,7 @@ class CommandRunner:
         self.packages.mkdir(parents=True, exist_ok=True)
 
     async def run(
-        self,
-        order: RunStepNow,
-        spec: WorkloadSpec,
-        prepared: Prepared,
-        on_line: OnLine,
+        self, order: RunStepNow, spec: WorkloadSpec, prepared: Prepared, on_line: OnLine
     ) -> int:
         step, image, runtime = order.step, spec.compute.image or ImageSpec(), spec.runtime
         if image_steps.needs_own_paths(step, image):
@@ -150,9 +146,7 @@ class CommandRunner:
 
 
 async def run(
-    request: Request,
-    respond: Responder,
-    run_step: Callable[[RunStepNow, OnLine], Awaitable[int]],
+    request: Request, respond: Responder, run_step: Callable[[RunStepNow, OnLine], Awaitable[int]]
 ) -> None:
     """Run the step that a request describes. The step ends when the client disconnects."""
     order = messages.decode(RunStepNow, await request.body(LIMITS.step_body_bytes))

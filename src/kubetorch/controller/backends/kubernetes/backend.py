@@ -239,10 +239,7 @@ class KubernetesBackend(Backend):
         self._watch.mark(key)
 
     def _plan(
-        self,
-        workload: AppliedWorkload,
-        manifests: list[Manifest],
-        live_objects: LiveObjects,
+        self, workload: AppliedWorkload, manifests: list[Manifest], live_objects: LiveObjects
     ) -> ApplyPlan:
         spec = workload.spec
         key = (spec.namespace, spec.name)

@@ -38,10 +38,7 @@ async def check_attached(stores: Stores, namespace: str, attached: Attached) -> 
 
 class PodPrerequisites:
     def __init__(
-        self,
-        namespaces: Namespaces,
-        stores: Stores,
-        have_token: Callable[[str], Awaitable[None]],
+        self, namespaces: Namespaces, stores: Stores, have_token: Callable[[str], Awaitable[None]]
     ) -> None:
         self._namespaces = namespaces
         self._stores = stores
@@ -90,10 +87,7 @@ def _account(template: PodTemplate) -> str:
 
 
 async def companion_objects(
-    client: Client,
-    manifest: Manifest,
-    runtime: Runtime,
-    root_images: Collection[str] | None = None,
+    client: Client, manifest: Manifest, runtime: Runtime, root_images: Collection[str] | None = None
 ) -> list[Manifest]:
     """The objects that an equipped object refers to, which are applied before it."""
     kind = kinds.find(manifest)

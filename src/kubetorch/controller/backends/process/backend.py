@@ -33,13 +33,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.config.settings import DEFAULT_IMAGE
-from kubetorch.controller.backends.base import (
-    Backend,
-    Listener,
-    Manifest,
-    PodStatus,
-    PortRequest,
-)
+from kubetorch.controller.backends.base import Backend, Listener, Manifest, PodStatus, PortRequest
 from kubetorch.controller.backends.process import pods, spares
 from kubetorch.controller.backends.process.pods import Pod, PodHome
 from kubetorch.controller.backends.process.spares import SpareAgents
