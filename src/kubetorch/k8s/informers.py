@@ -132,10 +132,9 @@ class WatchState:
 
     def _lengthen_pause(self, retry_after: float | None) -> None:
         if self._pauses is None:
-            delays = backoff.exponential(
+            self._pauses = backoff.jittered(
                 first=TIMING.watch_first_delay_seconds, limit=TIMING.watch_longest_delay_seconds
             )
-            self._pauses = backoff.jittered(delays)
         self.pause = max(next(self._pauses), retry_after or 0.0)
 
 

@@ -207,9 +207,7 @@ class _Attempts:
         self.renewed = False
         self._end = asyncio.get_running_loop().time() + patience
         self._delays = backoff.jittered(
-            backoff.exponential(
-                first=TIMING.request_first_delay_seconds, limit=TIMING.request_longest_delay_seconds
-            )
+            first=TIMING.request_first_delay_seconds, limit=TIMING.request_longest_delay_seconds
         )
 
     def pause(

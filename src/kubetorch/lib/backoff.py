@@ -14,11 +14,11 @@ def exponential(*, first: float, factor: float = 2.0, limit: float) -> Iterator[
         delay = min(delay * factor, limit)
 
 
-def jittered(delays: Iterator[float]) -> Iterator[float]:
-    """Shorten each delay by up to a half, so that many clients do not come at the same time."""
+def jittered(*, first: float, limit: float) -> Iterator[float]:
+    """The same delays, each shortened by up to a half: many clients come at different times."""
     import random  # noqa: PLC0415  # takes 3 ms, and many programs never wait
 
-    for delay in delays:
+    for delay in exponential(first=first, limit=limit):
         yield delay * random.uniform(0.5, 1.0)
 
 

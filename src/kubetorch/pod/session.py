@@ -313,4 +313,4 @@ def _activity_edge(activity: Activity) -> _ActivityEdge:
 
 def _delays() -> Iterator[float]:
     first, limit = TIMING.session_first_delay_seconds, TIMING.session_longest_delay_seconds
-    return backoff.jittered(backoff.exponential(first=first, limit=limit))
+    return backoff.jittered(first=first, limit=limit)

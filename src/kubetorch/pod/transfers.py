@@ -166,7 +166,7 @@ class Transfers:
     ) -> None:
         first, limit = TIMING.transfer_first_delay_seconds, TIMING.transfer_longest_delay_seconds
         reason = ""
-        for delay in backoff.jittered(backoff.exponential(first=first, limit=limit)):
+        for delay in backoff.jittered(first=first, limit=limit):
             self._retry_now.clear()
             try:
                 await threads.run(attempt)

@@ -259,11 +259,10 @@ class PendingWrite:
             self.give_up(_explained(error))
         self._is_server_object_known = False
         if self._pauses is None:
-            delays = backoff.exponential(
+            self._pauses = backoff.jittered(
                 first=TIMING.state_write_first_delay_seconds,
                 limit=TIMING.state_write_longest_delay_seconds,
             )
-            self._pauses = backoff.jittered(delays)
         self._pause_until = now + next(self._pauses)
 
     def _settle(self) -> None:

@@ -504,10 +504,7 @@ class Adopter:
 
     async def _adopt_later(self, specs: Sequence[WorkloadSpec]) -> None:
         pauses = backoff.jittered(
-            backoff.exponential(
-                first=TIMING.adoption_first_delay_seconds,
-                limit=TIMING.adoption_longest_delay_seconds,
-            )
+            first=TIMING.adoption_first_delay_seconds, limit=TIMING.adoption_longest_delay_seconds
         )
         for pause in pauses:
             await asyncio.sleep(pause)

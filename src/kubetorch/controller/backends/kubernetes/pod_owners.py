@@ -101,9 +101,7 @@ class PodOwners:
     ) -> None:
         is_ours: bool | None = False
         pauses = backoff.jittered(
-            backoff.exponential(
-                first=TIMING.owner_first_delay_seconds, limit=TIMING.owner_longest_delay_seconds
-            )
+            first=TIMING.owner_first_delay_seconds, limit=TIMING.owner_longest_delay_seconds
         )
         for pause in pauses:
             try:

@@ -49,9 +49,7 @@ class SecretObjects:
 
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
         pauses = backoff.jittered(
-            backoff.exponential(
-                first=TIMING.secret_first_delay_seconds, limit=TIMING.secret_longest_delay_seconds
-            )
+            first=TIMING.secret_first_delay_seconds, limit=TIMING.secret_longest_delay_seconds
         )
         for _, pause in zip(range(LIMITS.secret_attempts), pauses, strict=False):
             secret = await self._find(namespace, object_name)
