@@ -46,7 +46,7 @@ from kubetorch.errors import (
     WorkerDiedError,
 )
 from kubetorch.pod.batches import Batch, Member
-from kubetorch.pod.item_use import ItemUse
+from kubetorch.pod.load import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.memory_references import References, ReferenceUse
 from kubetorch.pod.payloads import Payload, shared
@@ -611,7 +611,7 @@ class Call:
         seconds = retries.pause(self.attempts, retry.backoff, retry.max_backoff)
         self._repeats_left -= 1
         self.attempts += 1
-        self._calls.report_attempt(self)
+        self._calls.report_state(self)
         self._pause_timer = asyncio.get_running_loop().call_later(seconds, self._run_again)
 
     def _run_again(self) -> None:
@@ -1521,10 +1521,6 @@ class Calls:
         generation = worker.generation if record and worker is not None else 0
         report = replace(report, attempts=attempts, generation=generation)
         self.results.end(report, None if is_record_alone else outcome, record)
-
-    def report_attempt(self, call: Call) -> None:
-        """Report to the controller that a spawned call is about to run again."""
-        self.report_state(call)
 
     def report_state(self, call: Call) -> None:
         """Report to the controller whether a spawned call waits or runs."""
