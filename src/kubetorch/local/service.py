@@ -76,7 +76,7 @@ def main(environ: Mapping[str, str], agents: Agents) -> int:
         service = _open_service(environ, agents)
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the local service cannot start: {error}\n")
-        _write_answer({"failure": _describe(error)})
+        _write_answer({"failure": {**exceptions.describe(error).to_dict(), "traceback": ""}})
         return 1
     _write_answer({"url": service.url})
     os.dup2(_STDERR, _STDOUT)
@@ -144,10 +144,6 @@ def _write_answer(answer: Mapping[str, object]) -> None:
         os.write(_STDOUT, json.dumps(answer).encode() + b"\n")
     except OSError:
         return
-
-
-def _describe(error: Exception) -> dict[str, object]:
-    return {**exceptions.describe(error).to_dict(), "traceback": ""}
 
 
 def run(service: Service) -> int:
@@ -225,13 +221,12 @@ class Service:
             spare_command=self.agents.spare,
             first=self.agents.first,
         )
+        room = Room(limit_bytes=None if self.bucket is None else LIMITS.bucket_copies_bytes)
         return Controller(
             backend=backend,
             state=state,
             call_state=state,
-            blob_stores=BlobStores(
-                self.home.blobs, is_shared=True, room=self._room(), bucket=self.bucket
-            ),
+            blob_stores=BlobStores(self.home.blobs, is_shared=True, room=room, bucket=self.bucket),
             keys=self.home.keys,
             clock=clock,
             secret=self.secret,
@@ -246,9 +241,6 @@ class Service:
             stop=self._stop,
             environ=self.environ,
         )
-
-    def _room(self) -> Room:
-        return Room(limit_bytes=None if self.bucket is None else LIMITS.bucket_copies_bytes)
 
     def _stop(self, pods: bool) -> None:
         if not self._stopped.done():

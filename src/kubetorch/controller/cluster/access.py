@@ -670,9 +670,7 @@ def _commands(need: Need, users: Sequence[User]) -> str:
 
 
 def _identities(mounted_objects: Sequence[MountedObject]) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (mounted_object.name, mounted_object.identity) for mounted_object in mounted_objects
-    )
+    return tuple((mount.name, mount.identity) for mount in mounted_objects)
 
 
 def _forbidden(user: User, need: Need, verdict: Verdict) -> ForbiddenError:
@@ -708,18 +706,10 @@ def _mounted(spec: WorkloadSpec, manifest: Manifest) -> MountedNames:
     ]
     secrets = [ref.object_name for ref in spec.compute.secrets]
     claims = [volume.claim_name for volume in spec.compute.volumes]
-    return MountedNames(
-        tuple(
-            dict.fromkeys(
-                [*secrets, *(name for mounts in template_mounts for name in mounts.secrets)]
-            )
-        ),
-        tuple(
-            dict.fromkeys(
-                [*claims, *(name for mounts in template_mounts for name in mounts.claims)]
-            )
-        ),
-    )
+    for mounts in template_mounts:
+        secrets += mounts.secrets
+        claims += mounts.claims
+    return MountedNames(tuple(dict.fromkeys(secrets)), tuple(dict.fromkeys(claims)))
 
 
 class WorkloadPods:
@@ -736,10 +726,8 @@ class WorkloadPods:
     def uid_of(self, pod: PodIdentity) -> str | None:
         """The uid of a pod of a workload; empty while it is not known, `None` without the pod."""
         workload = self._workloads.workload_of(pod)
-        pod_statuses = [] if workload is None else workload.pods
-        return next(
-            (pod_status.uid for pod_status in pod_statuses if pod_status.name == pod.pod), None
-        )
+        statuses = [] if workload is None else workload.pods
+        return next((status.uid for status in statuses if status.name == pod.pod), None)
 
     def is_selector_only(self, namespace: str, workload: str) -> bool:
         """True for a workload whose pods Kubetorch did not make."""

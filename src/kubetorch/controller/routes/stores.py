@@ -26,26 +26,15 @@ class SecretRoutes:
 
     def routes(self) -> list[Route]:
         secret_path = f"{routes.SECRETS}/{{namespace}}/{{name}}"
+        put, get = _needs("secrets", "create", "update"), _needs("secrets", "get")
         return [
             Route("GET", routes.SECRETS, self.list, _needs("secrets", "list", scope="all")),
             Route("GET", f"{routes.SECRETS}/{{namespace}}", self.list, _needs("secrets", "list")),
             # Without its values a secret shows no more than the list.
             Route("GET", secret_path, self.get, _needs("secrets", "list")),
-            Route(
-                "POST",
-                secret_path,
-                self.put,
-                _needs("secrets", "create", "update"),
-                is_audited=True,
-            ),
+            Route("POST", secret_path, self.put, put, is_audited=True),
             Route("DELETE", secret_path, self.delete, _needs("secrets", "delete"), is_audited=True),
-            Route(
-                "GET",
-                f"{secret_path}/values",
-                self.values,
-                _needs("secrets", "get"),
-                is_audited=True,
-            ),
+            Route("GET", f"{secret_path}/values", self.values, get, is_audited=True),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:

@@ -43,30 +43,19 @@ class WorkloadRoutes:
         self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
-        workload_path = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
+        path = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
+        update, token = (Permission("update"),), tuple(_VERBS.values())
         return [
             Route("GET", routes.WORKLOADS, self.list, (Permission("list", scope="all"),)),
             Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list, (Permission("list"),)),
-            Route("GET", workload_path, self.get, (Permission("get"),)),
-            Route("POST", f"{workload_path}/wait", self.wait, (Permission("get"),)),
-            Route(
-                "POST",
-                f"{workload_path}/scale",
-                self.scale,
-                (Permission("update"),),
-                is_audited=True,
-            ),
-            Route("GET", f"{workload_path}/pods", self.pods, (Permission("get"),)),
-            Route("DELETE", workload_path, self.delete, (Permission("delete"),), is_audited=True),
-            Route("POST", f"{workload_path}/deploy", self.deploy, _DEPLOY, is_audited=True),
-            Route(
-                "POST",
-                f"{workload_path}/token",
-                self.token,
-                tuple(_VERBS.values()),
-                is_audited=True,
-            ),
-            Route("GET", f"{workload_path}/logs", self.logs, (Permission("get", "logs"),)),
+            Route("GET", path, self.get, (Permission("get"),)),
+            Route("POST", f"{path}/wait", self.wait, (Permission("get"),)),
+            Route("POST", f"{path}/scale", self.scale, update, is_audited=True),
+            Route("GET", f"{path}/pods", self.pods, (Permission("get"),)),
+            Route("DELETE", path, self.delete, (Permission("delete"),), is_audited=True),
+            Route("POST", f"{path}/deploy", self.deploy, _DEPLOY, is_audited=True),
+            Route("POST", f"{path}/token", self.token, token, is_audited=True),
+            Route("GET", f"{path}/logs", self.logs, (Permission("get", "logs"),)),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:

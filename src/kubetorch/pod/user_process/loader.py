@@ -143,16 +143,11 @@ class EndedImport:
 
     def binds_below(self, name: str) -> bool:
         """True if the statement that ended the import, or one below it, binds a global name."""
-        statements_below = (
-            statement
+        return any(
+            name in _bound_names(statement)
             for statement in ast.parse(self.source).body
-            if _last_line(statement) >= self.line
+            if (statement.end_lineno or statement.lineno) >= self.line
         )
-        return any(name in _bound_names(statement) for statement in statements_below)
-
-
-def _last_line(statement: ast.stmt) -> int:
-    return statement.end_lineno or statement.lineno
 
 
 def _bound_names(statement: ast.stmt) -> Iterator[str]:

@@ -235,7 +235,7 @@ class VolumeClaims:
     async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
         if spec.volume_name is not None:
             return StorageClass("", spec.access_mode or await self._mode_of(spec.volume_name))
-        classes = await self._classes()
+        classes = (await self._client.list(Selection(CLASSES))).items
         access_mode = spec.access_mode or mode_of(classes, spec.storage_class)
         return StorageClass(_class_for(classes, spec.storage_class, access_mode), access_mode)
 
@@ -250,9 +250,6 @@ class VolumeClaims:
 
     async def _find(self, namespace: str, claim: str) -> Object | None:
         return await namespaces.get(self._client, _ref(namespace, claim), self._watched)
-
-    async def _classes(self) -> Objects:
-        return (await self._client.list(Selection(CLASSES))).items
 
     async def _make(self, namespace: str, spec: VolumeSpec) -> tuple[Object, bool]:
         """Make a claim; returns it, and `False` if another deploy was faster."""
