@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import logging
 import os
 import re
 import shutil
@@ -56,8 +55,6 @@ from kubetorch.specs.callable import APP_PORT
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
-
-_log = logging.getLogger(__name__)
 
 # A spare agent writes to the controller's standard error until it becomes a pod.
 _STANDARD_ERROR = 2
