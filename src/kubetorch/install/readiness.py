@@ -18,7 +18,7 @@ from kubetorch.errors import (
     KubetorchError,
 )
 from kubetorch.install.tuning import LIMITS, TIMING
-from kubetorch.k8s import podlogs
+from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import DEPLOYMENTS, PODS, Object, Ref, Resource, Selection, version
@@ -344,8 +344,8 @@ async def _error_of(client: Client, namespace: str, doom: Doom) -> KubetorchErro
     if doom.has_log:
         with contextlib.suppress(KubetorchError):
             pod = Ref(PODS, doom.pod, namespace)
-            log = await podlogs.read_ended(
-                client, pod, podlogs.LogOptions(tail=LIMITS.controller_log_lines)
+            log = await pod_streams.read_ended_log(
+                client, pod, pod_streams.LogOptions(tail=LIMITS.controller_log_lines)
             )
             message += "\n" + log.decode(errors="replace").rstrip()
     return doom.kind(message, hint=doom.hint)

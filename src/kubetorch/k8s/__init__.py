@@ -8,5 +8,5 @@ outside talks to an API server. Objects are plain dicts.
     resources, failures ──► client (verbs) ──► session ──► lib.async_http, lib.websocket
                                 │
                             informers
-    pod_streams, podlogs: streams into pods
+    pod_streams: streams into pods, logs
 """

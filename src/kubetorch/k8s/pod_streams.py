@@ -1,4 +1,4 @@
-"""Streams into pods: programs in containers (exec), and connections to ports.
+"""Streams into pods: programs in containers (exec), and connections to ports; and their logs.
 
 Several channels share one WebSocket, as Kubernetes defines it: the first byte of a message is the
 channel. Received messages are kept until they are read, up to a bound; then the connection is not
@@ -16,7 +16,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kubetorch.errors import KubernetesError, KubernetesUnavailableError
+from kubetorch.errors import (
+    KubernetesError,
+    KubernetesNotFoundError,
+    KubernetesRequestError,
+    KubernetesUnavailableError,
+)
 from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.failures import Action
@@ -264,3 +269,59 @@ async def connect_port(client: Client, pod: Ref, port: int, endpoint: Endpoint) 
     call = Call(action, "GET", client.path(ref), (("ports", str(port)),))
     await client.session.open_channel(call, endpoint, ("v4.channel.k8s.io",))
     return action
+
+
+# ------------------------------------------------------------------------------------------- logs
+
+#: A kubelet's answer, with status 200, for a container that it has removed.
+_REMOVED_CONTAINER = b"unable to retrieve container logs for "
+#: A kubelet's answer, with status 200, for a log that it has just removed for the next run's.
+_REMOVED_LOG = b"failed to try resolving symlinks in path "
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    container: str | None = None
+    previous: bool = False
+    tail: int | None = None
+    timestamps: bool = False
+
+    def query(self) -> tuple[tuple[str, str], ...]:
+        parameters = {
+            "container": self.container,
+            "previous": "true" if self.previous else None,
+            "tailLines": self.tail,
+            "timestamps": "true" if self.timestamps else None,
+        }
+        return tuple((name, str(value)) for name, value in parameters.items() if value is not None)
+
+
+async def read_log(
+    client: Client,
+    pod: Ref,
+    options: LogOptions | None = None,
+    *,
+    limit: int = LIMITS.pod_log_bytes,
+) -> bytes:
+    """Read the log as it is now."""
+    ref, parameters = replace(pod, subresource="log"), (options or LogOptions()).query()
+    query = (*parameters, ("limitBytes", str(limit)))
+    call = Call(client.action("get", ref), "GET", client.path(ref), query)
+    log = await client.session.fetch(call)
+    if log.startswith(_REMOVED_CONTAINER):
+        raise KubernetesNotFoundError(
+            f"{call.action}: {log.decode('utf-8', 'replace').strip()}",
+            hint="the container is not there any more; its next run may have a log",
+        )
+    return log
+
+
+async def read_ended_log(client: Client, pod: Ref, options: LogOptions) -> bytes:
+    """The log of a container's former run, or of its present run if the former log is removed."""
+    try:
+        log = await read_log(client, pod, replace(options, previous=True))
+    except KubernetesRequestError:  # 400: there was none; 404: it was removed
+        log = b""
+    if log and not log.startswith(_REMOVED_LOG):
+        return log
+    return await read_log(client, pod, replace(options, previous=False))

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from kubetorch.errors import ControllerRequestError, KubernetesNotFoundError, SpecError
-from kubetorch.k8s import kubeconfig, podlogs
+from kubetorch.k8s import kubeconfig, pod_streams
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.podlogs import LogOptions
+from kubetorch.k8s.pod_streams import LogOptions
 from kubetorch.k8s.resources import PODS, Ref, Selection
 from kubetorch.manifests import rendering, secrets, storage
 from kubetorch.manifests.services import KubernetesServices
@@ -112,7 +112,7 @@ class ClusterObjects:
         if not self._session.is_local:
             options = LogOptions(container=container, tail=tail_lines)
             ref = Ref(PODS, name, namespace)
-            log_bytes: bytes = self._ask(lambda client: podlogs.read(client, ref, options))
+            log_bytes: bytes = self._ask(lambda client: pod_streams.read_log(client, ref, options))
             return log_bytes.decode("utf-8", "replace")
         for view in self._controller.list_workloads(namespace):
             if any(pod.name == name for pod in view.pods):

@@ -17,7 +17,7 @@ import pytest
 
 import port_forward
 from kubetorch import errors
-from kubetorch.k8s import kubeconfig, pod_streams, podlogs
+from kubetorch.k8s import kubeconfig, pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.kubeconfig import Access, Impersonation, User
@@ -530,12 +530,12 @@ def test_logs_are_read(access: Access) -> None:
             await client.apply(pod("talker", "python", "-c", script))
             await until_phase(client, "talker", "Succeeded")
             ref = Ref(PODS, "talker")
-            lines = (await podlogs.read(client, ref)).splitlines()
+            lines = (await pod_streams.read_log(client, ref)).splitlines()
             assert lines == [f"line {n}".encode() for n in range(5)]
-            tail = await podlogs.read(client, ref, podlogs.LogOptions(tail=1))
+            tail = await pod_streams.read_log(client, ref, pod_streams.LogOptions(tail=1))
             assert tail == b"line 4\n"
             with pytest.raises(errors.KubernetesRequestError, match="container nope"):
-                await podlogs.read(client, ref, podlogs.LogOptions(container="nope"))
+                await pod_streams.read_log(client, ref, pod_streams.LogOptions(container="nope"))
 
     asyncio.run(scenario())
 
@@ -604,5 +604,5 @@ def test_a_deleted_pod_ends_its_connections_and_the_next_one_finds_its_successor
 
 async def listening(client: Client, ref: Ref) -> None:
     async with deadlines.timeout(60):
-        while b"listening" not in await podlogs.read(client, ref):
+        while b"listening" not in await pod_streams.read_log(client, ref):
             await asyncio.sleep(0.2)

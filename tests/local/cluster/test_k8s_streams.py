@@ -9,7 +9,7 @@ import pytest
 
 import port_forward
 from kubetorch import errors
-from kubetorch.k8s import pod_streams, podlogs
+from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.kubeconfig import Pem, User
 from kubetorch.k8s.resources import PODS, Ref
@@ -221,8 +221,8 @@ def test_a_log_is_read_up_to_a_limit(runs):
 
     async def scenario():
         async with client_of(handler) as (client, server):
-            options = podlogs.LogOptions(previous=True)
-            assert await podlogs.read(client, WEB, options, limit=7) == b"line\n"
+            options = pod_streams.LogOptions(previous=True)
+            assert await pod_streams.read_log(client, WEB, options, limit=7) == b"line\n"
             assert server.requests[0].query == {"previous": "true", "limitBytes": "7"}
 
     runs(scenario)

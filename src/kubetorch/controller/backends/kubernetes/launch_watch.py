@@ -31,10 +31,10 @@ from kubetorch.controller.backends.kubernetes.launch_failures.volumes import cla
 from kubetorch.controller.backends.kubernetes.pods import Key
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubernetesNotFoundError, KubetorchError
-from kubetorch.k8s import podlogs
+from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Change, Informer
-from kubetorch.k8s.podlogs import LogOptions
+from kubetorch.k8s.pod_streams import LogOptions
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, key, version
 from kubetorch.lib import deadlines
 from kubetorch.lib.tasks import cancel_all
@@ -453,7 +453,8 @@ class LaunchVerdicts:
     ) -> None:
         ref = Ref(PODS, pod["metadata"]["name"], key[0])
         options = LogOptions(run[1], tail=LIMITS.container_log_lines)
-        read = podlogs.read_ended if verdict.log_is_of_previous_run else podlogs.read
+        is_ended = verdict.log_is_of_previous_run
+        read = pod_streams.read_ended_log if is_ended else pod_streams.read_log
         try:
             async with deadlines.timeout(TIMING.container_log_seconds):
                 content = await read(self._client, ref, options)

@@ -26,10 +26,10 @@ from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
 from kubetorch.controller.backends.kubernetes.launch_failures import lost_pods
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
-from kubetorch.k8s import podlogs
+from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import ADDED, DELETED, Change, Informer
-from kubetorch.k8s.podlogs import LogOptions
+from kubetorch.k8s.pod_streams import LogOptions
 from kubetorch.k8s.resources import PODS, Object, Ref, Selection, is_leaving, is_over, seconds
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import kinds, labels, raycluster
@@ -515,7 +515,7 @@ async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
     for previous in (True, False) if has_two else (False,):
         options = LogOptions(container, previous=previous, tail=count, timestamps=True)
         try:
-            content = await podlogs.read(client, ref, options)
+            content = await pod_streams.read_log(client, ref, options)
         except KubetorchError as error:  # the container waits, or the kubelet forgot its run
             _log.info("log not read pod=%s previous=%s error=%s", ref.name, previous, error.message)
         else:
