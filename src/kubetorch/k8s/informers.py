@@ -50,7 +50,6 @@ _logger = logging.getLogger(__name__)
 class Change:
     kind: str
     object: Object
-    previous: Object | None = None
 
 
 class WatchState:
@@ -76,7 +75,7 @@ class WatchState:
         changes = [change for item in items for change in self._put(item)]
         present = {key(item) for item in items}
         deleted_keys = [known_key for known_key in self.objects if known_key not in present]
-        changes += [Change(DELETED, old, old) for old in map(self.objects.pop, deleted_keys)]
+        changes += [Change(DELETED, old) for old in map(self.objects.pop, deleted_keys)]
         self.version = resource_version
         self._is_silent = True
         self.is_listed = True
@@ -96,7 +95,7 @@ class WatchState:
             return []
         if kind == "DELETED":
             previous = self.objects.pop(key(item), None)
-            return [] if previous is None else [Change(DELETED, item, previous)]
+            return [] if previous is None else [Change(DELETED, item)]
         return self._put(item)
 
     def on_end(self, seconds: float) -> None:
@@ -124,7 +123,7 @@ class WatchState:
             return []
         item["metadata"].pop("managedFields", None)
         self.objects[key(item)] = item
-        return [Change(ADDED if previous is None else MODIFIED, item, previous)]
+        return [Change(ADDED if previous is None else MODIFIED, item)]
 
     def _reset_pause(self) -> None:
         self.pause = 0.0

@@ -76,14 +76,6 @@ def test_what_is_repeated_is_no_change() -> None:
     assert changes_after(machine, "DELETED", pod("b", 6)) == []
 
 
-def test_a_change_has_what_was_before() -> None:
-    machine = state()
-    listed(machine, 5, pod("a", 3))
-    (change,) = machine.on_event(event("MODIFIED", pod("a", 6)))
-    assert change.previous is not None
-    assert change.previous["metadata"]["resourceVersion"] == "3"
-
-
 def test_managed_fields_are_not_kept() -> None:
     machine = state()
     listed(machine, 5, pod("a", 3))
