@@ -91,9 +91,7 @@ class _Run:
             while not self.is_over:
                 has_changed = self._has_changed
                 yield self.progress
-                with contextlib.suppress(TimeoutError):
-                    async with deadlines.timeout(TIMING.bucket_heartbeat_seconds):
-                        await has_changed.wait()
+                await deadlines.wait_at_most(TIMING.bucket_heartbeat_seconds, has_changed.wait())
             yield self.progress
         finally:
             self.waiters -= 1

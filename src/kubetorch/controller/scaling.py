@@ -225,9 +225,7 @@ class Scaling:
         try:
             self._note_waiting(request, 1, deadline)
             while not has_room() and (left := self._seconds_until(deadline)) > 0:
-                with contextlib.suppress(TimeoutError):
-                    async with deadlines.timeout(left):
-                        await self.changes.wait()
+                await deadlines.wait_at_most(left, self.changes.wait())
         finally:
             self._note_waiting(request, 0, 0.0)
 

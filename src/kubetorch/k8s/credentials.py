@@ -168,9 +168,10 @@ async def _kill(process: Process, *, whole_group: bool) -> None:
         elif process.returncode is None:
             process.kill()
     # `wait` ends with the pipes, which a process that has left the group may have.
-    with contextlib.suppress(TimeoutError):
-        async with deadlines.timeout(TIMING.plugin_pipe_close_seconds):
-            await asyncio.gather(process.wait(), _read(process.stdout), _read(process.stderr))
+    await deadlines.wait_at_most(
+        TIMING.plugin_pipe_close_seconds,
+        asyncio.gather(process.wait(), _read(process.stdout), _read(process.stderr)),
+    )
     process._transport.close()  # type: ignore[attr-defined]  # nothing public closes the pipes
 
 

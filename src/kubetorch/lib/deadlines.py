@@ -7,7 +7,9 @@ event comes in the same moment, and the waiter goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import Awaitable
 from types import TracebackType
 
 if sys.version_info >= (3, 11):
@@ -44,3 +46,10 @@ else:
                 self._handle.cancel()
             if self._expired and kind is asyncio.CancelledError:
                 raise TimeoutError from error
+
+
+async def wait_at_most(seconds: float, awaitable: Awaitable[object]) -> None:
+    """Wait for something, and go on without it once the time is over."""
+    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+        async with timeout(seconds):
+            await awaitable

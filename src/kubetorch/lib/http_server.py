@@ -18,7 +18,6 @@ proved its sender, and where there are too many connections, those without such 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections import deque
@@ -308,9 +307,7 @@ class Server:
             await cancel_all(late)
         if self.connections:
             self.connections.empty.clear()
-            with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(grace):
-                    await self.connections.empty.wait()
+            await deadlines.wait_at_most(grace, self.connections.empty.wait())
 
 
 class _Body:

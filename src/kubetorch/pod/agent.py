@@ -164,9 +164,7 @@ async def _run(
     await agent.run(sock)
     if agent.is_dismissed and agent.gets_signal:
         # A kubelet that does not know yet that the pod is deleted would start the container again.
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(TIMING.deletion_seconds):
-                await signals.wait()
+        await deadlines.wait_at_most(TIMING.deletion_seconds, signals.wait())
     return agent.is_dismissed and pod.is_joined
 
 

@@ -244,9 +244,7 @@ class RankGroup:
     async def drain(self, grace: float) -> None:
         """Accept no more calls, let the running ones end, then end the processes."""
         await asyncio.gather(*(worker.drain(grace) for worker in self.workers))
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(grace):
-                await self._idle.wait()
+        await deadlines.wait_at_most(grace, self._idle.wait())
         await self.kill()
 
     async def kill(self) -> None:

@@ -276,9 +276,7 @@ class Shell(Endpoint):
         self._kill_group()
         if self._connection is not None:
             self._connection.close(websocket_protocol.GOING_AWAY, "the pod ends")
-        with contextlib.suppress(TimeoutError):
-            async with deadlines.timeout(TIMING.shell_kill_seconds):
-                await self._has_ended.wait()
+        await deadlines.wait_at_most(TIMING.shell_kill_seconds, self._has_ended.wait())
 
     def _kill_group(self) -> None:
         if self._pid and self._exiting is None:

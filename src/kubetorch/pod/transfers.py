@@ -176,9 +176,7 @@ class Transfers:
                     reason = str(error)
                     _log.warning("controller asked again reason=%s", reason)
                     on_wait(reason)
-            with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(delay):
-                    await self._retry_now.wait()
+            await deadlines.wait_at_most(delay, self._retry_now.wait())
 
     def _stored(self, digests: Iterable[str], of_trees: Iterable[str]) -> list[str]:
         requested_digests = dict.fromkeys(digests)

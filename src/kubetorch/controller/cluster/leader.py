@@ -279,11 +279,8 @@ class Election:
         while not candidate.is_lost:
             step = candidate.step(self._clock(), time.time())
             if isinstance(step, Wait):
-                with contextlib.suppress(TimeoutError):
-                    async with deadlines.timeout(
-                        min(step.seconds, TIMING.lease_watch_interval_seconds)
-                    ):
-                        await self._changes.wait()
+                seconds = min(step.seconds, TIMING.lease_watch_interval_seconds)
+                await deadlines.wait_at_most(seconds, self._changes.wait())
                 if self._informer.error is not None:
                     candidate.watch_failed(self._clock())
                 continue

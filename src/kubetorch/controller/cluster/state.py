@@ -596,9 +596,7 @@ class KubernetesState:
                 if isinstance(step, Wait):
                     if entry.is_hurried:
                         break
-                    with contextlib.suppress(TimeoutError):
-                        async with deadlines.timeout(step.seconds):
-                            await entry.changes.wait()
+                    await deadlines.wait_at_most(step.seconds, entry.changes.wait())
                     continue
                 await self._carry_out(entry, step)
                 entry.changes.notify()

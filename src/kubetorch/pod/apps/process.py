@@ -263,9 +263,7 @@ class AppProcess:
 
     async def ends_within(self, seconds: float) -> bool:
         """True if the app has ended, or ends within this time."""
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(seconds):
-                await self._exited.wait()
+        await deadlines.wait_at_most(seconds, self._exited.wait())
         return self.ended is not None
 
     # -------------------------------------------------------------------------------- its begin
@@ -336,9 +334,7 @@ class AppProcess:
         self.is_stopping = True
         if self.is_alive:
             self._signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                async with deadlines.timeout(min(grace, TIMING.app_stop_seconds)):
-                    await self._exited.wait()
+            await deadlines.wait_at_most(min(grace, TIMING.app_stop_seconds), self._exited.wait())
         await self.kill()
 
     async def kill(self) -> None:

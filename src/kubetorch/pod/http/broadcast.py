@@ -172,9 +172,7 @@ class _Part:
             remaining_seconds = deadline - loop.time()
             if remaining_seconds <= 0:
                 break
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                async with deadlines.timeout(min(delay, remaining_seconds)):
-                    await self.members.changes.wait()
+            await deadlines.wait_at_most(min(delay, remaining_seconds), self.members.changes.wait())
         error = CallRefusedError(f"pod {self.ordinal} could not be reached")
         return refused or _failure(error, None, started=False)
 

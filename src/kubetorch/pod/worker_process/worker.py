@@ -501,23 +501,17 @@ class Worker:
         if self._has_loaded and self._exiting is None:
             self._is_preempting = True
             self._socket.send(protocol.pack(protocol.PREEMPT))
-            with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(grace):
-                    await self._preempted.wait()
+            await deadlines.wait_at_most(grace, self._preempted.wait())
             self._is_preempting = False
 
     async def drain(self, grace: float) -> None:
         """Accept no more calls, let the running ones end, then end the process."""
         self._is_draining = self._is_stopping = True
-        with contextlib.suppress(TimeoutError):
-            async with deadlines.timeout(grace):
-                await self._idle.wait()
+        await deadlines.wait_at_most(grace, self._idle.wait())
         if self._exiting is None and not self._running:
             self._reason = self._stopped()
             self._socket.send(protocol.pack(protocol.STOP))
-            with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(TIMING.worker_stop_seconds):
-                    await self._ended.wait()
+            await deadlines.wait_at_most(TIMING.worker_stop_seconds, self._ended.wait())
         await self.kill()
 
     async def kill(self) -> None:

@@ -200,9 +200,8 @@ class ZygoteHandle:
     async def close(self) -> None:
         """End the zygote now. Its workers live on."""
         self._kill_and_forget("it was closed")
-        with contextlib.suppress(TimeoutError):  # the kernel may hold it
-            async with deadlines.timeout(TIMING.zygote_status_seconds):
-                await self._reaped.wait()
+        # The kernel may hold it.
+        await deadlines.wait_at_most(TIMING.zygote_status_seconds, self._reaped.wait())
 
     # --------------------------------------------------------------------------------- internals
 

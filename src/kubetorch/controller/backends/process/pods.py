@@ -391,9 +391,7 @@ class Pod:
 
 
 async def _wait_for_ends(pids: set[int], *, timeout: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with deadlines.timeout(timeout):
-            await process_watch.wait_for_ends(pids)
+    await deadlines.wait_at_most(timeout, process_watch.wait_for_ends(pids))
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
