@@ -52,6 +52,7 @@ from kubetorch.lib import proxy, websocket
 from kubetorch.lib.asgi import ClientGoneError, Receive, Scope, Send, refusal
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.http_server import Refusal, Server
+from kubetorch.lib.tasks import start_task
 from kubetorch.lib.websocket import Endpoint
 from kubetorch.wire import exceptions, routes
 
@@ -323,9 +324,7 @@ class Controller:
         await self._data.load()
         await self.workloads.start()
         await self._server.start(listener)
-        moving = asyncio.get_running_loop().create_task(self._data.move())
-        self._tasks.add(moving)
-        moving.add_done_callback(self._tasks.discard)
+        start_task(self._data.move(), self._tasks)
         self._garbage.start()
         _log.info("controller started pid=%s workloads=%s", os.getpid(), len(self.workloads))
 
@@ -372,10 +371,7 @@ class Controller:
         return session
 
     def _recover(self, workload: Workload, session: Session) -> None:
-        request = self._recovery.request(workload, session.send)
-        task = asyncio.get_running_loop().create_task(request)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(self._recovery.request(workload, session.send), self._tasks)
 
     async def _ask_pods(self, namespace: str, name: str, pod: str) -> str:
         """Request the blobs that a pod waits for from other pods; returns the state in words."""

@@ -24,7 +24,7 @@ from kubetorch.controller.workload import Workload, WorkloadServices
 from kubetorch.datastore import blobs
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError, WorkloadError
 from kubetorch.lib.clock import Clock, Timer
-from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tasks import cancel_all, start_task
 from kubetorch.manifests import desired_pods, rendering
 from kubetorch.manifests.desired_pods import Attached
 from kubetorch.manifests.kinds import Manifest
@@ -396,9 +396,7 @@ class Workloads:
         return call
 
     def _delete_soon(self, namespace: str, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._delete_quietly(namespace, name))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(self._delete_quietly(namespace, name), self._tasks)
 
     async def _delete_quietly(self, namespace: str, name: str) -> None:
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError, SpecError
 from kubetorch.lib import private_sockets, websocket_protocol
+from kubetorch.lib.tasks import start_task
 from kubetorch.lib.terminal import printable
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.http.auth import Guard, refused
@@ -190,9 +191,7 @@ class DebugSessions:
 
     def _explain_wait(self, terminal: Terminal, worker: Worker) -> None:
         if terminal in self._pending:
-            task = asyncio.get_running_loop().create_task(self._show_stacks(terminal, worker))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_task(self._show_stacks(terminal, worker), self._tasks)
 
     async def _show_stacks(self, terminal: Terminal, worker: Worker) -> None:
         """Show a terminal where the call is that does not stop."""

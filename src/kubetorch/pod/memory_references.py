@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kubetorch.errors import CallRefusedError, KubetorchError, ReferenceLostError
 from kubetorch.lib import memory_files
 from kubetorch.lib.memory_files import MemoryFile
+from kubetorch.lib.tasks import start_task
 from kubetorch.pod.tuning import LIMITS
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.wire.references import check
@@ -127,9 +128,7 @@ class References:
             self._set_memory(identity, content, stream)
             on_end(None)
         else:
-            task = asyncio.create_task(self._write_file(identity, payload, stream, on_end))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_task(self._write_file(identity, payload, stream, on_end), self._tasks)
 
     async def _write_file(
         self,

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import async_http, backoff, deadlines, websocket, websocket_protocol
+from kubetorch.lib.tasks import start_task
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import frames, messages, routes, versions
@@ -135,9 +136,7 @@ class Session:
             self._endpoint.wake()
 
     def probe(self, message: Probe) -> None:
-        task = asyncio.get_running_loop().create_task(self._probe(message))
-        self._probes.add(task)
-        task.add_done_callback(self._probes.discard)
+        start_task(self._probe(message), self._probes)
 
     async def _probe(self, message: Probe) -> None:
         is_reached = False

@@ -33,7 +33,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.changes import Changes
-from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tasks import cancel_all, start_task
 from kubetorch.pod import environment, framework_nodes, rank_environment, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
@@ -380,10 +380,7 @@ class GenerationLoader:
 
     async def _end_node(self, node: Node) -> None:
         """End a node, also if the caller is cancelled."""
-        ending = asyncio.get_running_loop().create_task(node.kill())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-        await asyncio.shield(ending)
+        await asyncio.shield(start_task(node.kill(), self._ending))
 
     def _on_node_line(self, generation: int, text: str) -> None:
         """Handle a line of a host, whose actors print to its output."""
@@ -644,9 +641,7 @@ class Supervisor:
     ) -> None:
         if had_calls:
             pool.deaths = 0
-        task = asyncio.get_running_loop().create_task(self._replace(pool, worker, why))
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
+        start_task(self._replace(pool, worker, why), self._replacing)
 
     async def _replace(self, pool: WorkerPool, worker: Worker, why: str) -> None:
         """Start a process of a pool again, as long as the pool serves."""

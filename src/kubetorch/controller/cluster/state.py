@@ -45,7 +45,7 @@ from kubetorch.k8s.informers import DELETED, Change, Informer
 from kubetorch.k8s.resources import Object, Ref, Selection, key, version
 from kubetorch.lib import backoff, deadlines
 from kubetorch.lib.changes import Changes
-from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tasks import cancel_all, start_task
 
 #: Statuses of refusals that pass: another client was faster, or the server is busy.
 _TRANSIENT_STATUSES = (401, 408, 409, 429)
@@ -633,9 +633,7 @@ class KubernetesState:
     def _report(self, event: Object | None) -> None:
         """Write an event, if there is one; nothing waits for it."""
         if event is not None:
-            task = asyncio.get_running_loop().create_task(self._write_event(event))
-            self._events.add(task)
-            task.add_done_callback(self._events.discard)
+            start_task(self._write_event(event), self._events)
 
     async def _write_event(self, event: Object) -> None:
         try:

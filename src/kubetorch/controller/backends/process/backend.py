@@ -42,7 +42,7 @@ from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import ResourceNotAvailableError, SpecError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
-from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tasks import cancel_all, start_task
 from kubetorch.manifests import desired_pods, kinds, knative, rendering
 from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.container_variables import PodFacts
@@ -412,9 +412,7 @@ class ProcessBackend(Backend):
         return [pod for workload in self._workloads.values() for pod in workload.pods]
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(work, self._tasks)
 
     def _start_spare(self) -> spares.SpareAgent:
         assert self._spare_command is not None
