@@ -36,7 +36,7 @@ from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.datastore import addresses, keys, manifests
 from kubetorch.datastore.addresses import WRITABLE
 from kubetorch.datastore.blobs import BlobStore, check_digest
-from kubetorch.datastore.keys import KeyFolder, Surroundings
+from kubetorch.datastore.key_folder import KeyFolder, Surroundings
 from kubetorch.datastore.manifests import Entry, EntryKind, Manifest
 from kubetorch.errors import DataStoreError, KubetorchError, StorageFullError, StoreUnavailableError
 from kubetorch.lib.asgi import with_status

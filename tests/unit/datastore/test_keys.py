@@ -1,4 +1,4 @@
-"""The files of keys: written at once, read at the start, and nothing but them."""
+"""Names of keys, and their files: written at once, read at the start, and nothing but them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kubetorch.datastore import keys
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.datastore.keys import KeyFolder
+from kubetorch.datastore.key_folder import KeyFolder
 from kubetorch.errors import DataStoreError
 from kubetorch.wire.data import KeyView
 
