@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from kubetorch.datastore import addresses, buckets
 from kubetorch.datastore.addresses import Address
 from kubetorch.datastore.blobs import BlobInfo, BlobStore, Room, check_digest, digest_of, is_digest
-from kubetorch.datastore.tuning import LIMITS, TIMING
+from kubetorch.datastore.tuning import LIMITS, TIMING, Timing
 from kubetorch.errors import ConfigError, DataStoreError, StorageFullError, StoreUnavailableError
 
 try:
@@ -38,9 +38,6 @@ _R = TypeVar("_R")
 
 #: The folder of the blobs that namespaces share; no namespace has such a name.
 SHARED = "_shared"
-_PATIENCE = buckets.Patience(
-    LIMITS.store_attempts, TIMING.store_retry_seconds, TIMING.store_request_seconds
-)
 _SECRET_HINT = (
     "the store's bucket needs credentials that may list, read, write and delete: the Secret of the "
     "chart's store.secretName or the role of the controller's service account; for the local "
@@ -63,9 +60,14 @@ class StoreBucket:
     Each method raises `StoreUnavailableError` when the bucket does not answer in time, or refuses.
     """
 
-    def __init__(self, address: Address, options: Mapping[str, str], *, is_own: bool) -> None:
+    def __init__(
+        self, address: Address, options: Mapping[str, str], *, is_own: bool, timing: Timing
+    ) -> None:
         self.address = address
-        bucket = buckets.Bucket(address, options, is_own=is_own, patience=_PATIENCE)
+        patience = buckets.Patience(
+            LIMITS.store_attempts, timing.store_retry_seconds, timing.store_request_seconds
+        )
+        bucket = buckets.Bucket(address, options, is_own=is_own, patience=patience)
         self._store = bucket.store
 
     def folders(self, path: str) -> list[str]:
@@ -130,7 +132,12 @@ class StoreBucket:
 
 
 def open_bucket(
-    address: str, endpoint: str, environ: Mapping[str, str], *, has_identity: bool
+    address: str,
+    endpoint: str,
+    environ: Mapping[str, str],
+    *,
+    has_identity: bool,
+    timing: Timing = TIMING,
 ) -> StoreBucket:
     """The bucket of a store, which answers.
 
@@ -139,6 +146,7 @@ def open_bucket(
         endpoint: URL of its server; empty for AWS.
         environ: Has the credentials, as `AWS_ACCESS_KEY_ID`.
         has_identity: Whether this process has an identity of its own, for want of credentials.
+        timing: How long a request may take, and is sent again.
 
     Raises:
         ConfigError: It is no address of a bucket of S3.
@@ -158,7 +166,7 @@ def open_bucket(
         raise ConfigError(
             f"the bucket of the data store is {address!r}", hint="such as s3://bucket/prefix"
         )
-    bucket = StoreBucket(parsed, options, is_own=has_identity)
+    bucket = StoreBucket(parsed, options, is_own=has_identity, timing=timing)
     bucket.folders("keys")
     return bucket
 

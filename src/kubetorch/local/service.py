@@ -37,6 +37,7 @@ from kubetorch.controller.backends.process.stores import PodAttachments, SecretF
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.state import SqliteState
 from kubetorch.datastore import addresses
+from kubetorch.datastore import tuning as store_tuning
 from kubetorch.datastore.blobs import Room
 from kubetorch.errors import ControllerUnavailableError, KubetorchError
 from kubetorch.lib import processes, sockets
@@ -70,10 +71,14 @@ class Agents(NamedTuple):
     first: SpareAgent | None = None
 
 
-def main(environ: Mapping[str, str], agents: Agents) -> int:
+def main(
+    environ: Mapping[str, str],
+    agents: Agents,
+    store_timing: store_tuning.Timing = store_tuning.TIMING,
+) -> int:
     os.umask(0o077)
     try:
-        service = _open_service(environ, agents)
+        service = _open_service(environ, agents, store_timing)
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the local service cannot start: {error}\n")
         _write_answer({"failure": {**exceptions.describe(error).to_dict(), "traceback": ""}})
@@ -83,7 +88,9 @@ def main(environ: Mapping[str, str], agents: Agents) -> int:
     return run(service)
 
 
-def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
+def _open_service(
+    environ: Mapping[str, str], agents: Agents, store_timing: store_tuning.Timing
+) -> Service:
     """Open a service: it listens, and does not answer yet."""
     home_path = environ.get(process.HOME_VARIABLE)
     home = Home((Path(home_path) if home_path else variables.local_dir()).absolute())
@@ -99,7 +106,7 @@ def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
     token = home.secret_bytes(home.token).decode()
     secret = bytes.fromhex(home.secret_bytes(home.secret).decode())
     state = SqliteState(home.state, database.open_database(home.state))
-    bucket = _open_bucket(environ)
+    bucket = _open_bucket(environ, store_timing)
     listener = sockets.listen(sockets.LOOPBACK, _last_port(home))
     running = Running(
         pid=os.getpid(),
@@ -113,7 +120,7 @@ def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
     return Service(home, listener, state, running.url, token, secret, environ, agents, bucket)
 
 
-def _open_bucket(environ: Mapping[str, str]) -> StoreBucket | None:
+def _open_bucket(environ: Mapping[str, str], timing: store_tuning.Timing) -> StoreBucket | None:
     """The bucket of the data store, if the user has set one."""
     bucket = environ.get("KT_STORE_BUCKET")
     if not bucket:
@@ -127,7 +134,9 @@ def _open_bucket(environ: Mapping[str, str]) -> StoreBucket | None:
             files[name] = Path(f"~/.aws/{name}").expanduser().read_text()
     credentials = addresses.variables_of_files(files)
     endpoint = environ.get("KT_STORE_ENDPOINT") or ""
-    return bucket_store.open_bucket(bucket, endpoint, credentials, has_identity=False)
+    return bucket_store.open_bucket(
+        bucket, endpoint, credentials, has_identity=False, timing=timing
+    )
 
 
 def _last_port(home: Home) -> int:

@@ -29,14 +29,21 @@ from tests.local.service_harness import FAKE, Service
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.faults
 
+#: For tests that wait until the service gives its bucket up.
+impatient = pytest.mark.parametrize(
+    "service",
+    [(sys.executable, str(Path(FAKE[1]).with_name("impatient_service.py")))],
+    ids=["impatient"],
+    indirect=True,
+)
 CREDENTIALS = "[default]\naws_access_key_id = me\naws_secret_access_key = mine\n"
 
 
 class BucketService(Service):
     """A service whose store is in a bucket, and whose disk can be lost."""
 
-    def __init__(self, home: Path, objects: Objects, url: str) -> None:
-        super().__init__(home, FAKE)
+    def __init__(self, home: Path, command: tuple[str, ...], objects: Objects, url: str) -> None:
+        super().__init__(home, command)
         self.objects, self.server = objects, url
 
     def start(self, **environ: str) -> Service:
@@ -66,11 +73,11 @@ def write_credentials() -> None:
 
 
 @pytest.fixture
-def service(service_home: Path) -> Iterator[BucketService]:
+def service(service_home: Path, request: pytest.FixtureRequest) -> Iterator[BucketService]:
     objects = Objects()
     write_credentials()
     with serving(objects.handler()) as url:
-        service = BucketService(service_home, objects, url)
+        service = BucketService(service_home, getattr(request, "param", FAKE), objects, url)
         service.start()
         yield service
         objects.on_request = lambda method, key: None
@@ -161,6 +168,7 @@ def test_a_bucket_that_answers_503_for_a_while_only_costs_time(
     assert next(refusals, None) is None
 
 
+@impatient
 def test_a_put_whose_key_the_bucket_does_not_answer_fails_and_either_version_is_whole(
     service: BucketService, tmp_path: Path
 ) -> None:
@@ -205,6 +213,7 @@ def test_a_service_killed_between_blobs_and_key_leaves_the_version_before(
         assert store.get("k") == {"a": b"1"}
 
 
+@impatient
 def test_a_put_over_keys_below_it_is_whole_though_they_could_not_be_deleted(
     service: BucketService, tmp_path: Path
 ) -> None:
@@ -257,6 +266,7 @@ def test_what_no_key_has_any_more_is_deleted_from_the_bucket(
         assert store.get("k") == {"a": b"1"}
 
 
+@impatient
 def test_nothing_is_deleted_while_the_bucket_does_not_give_a_manifest(
     service: BucketService, tmp_path: Path
 ) -> None:
