@@ -18,6 +18,7 @@ from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.manifests import labels as known_labels
 from kubetorch.manifests import scheduling
 from kubetorch.sdk import backend, compute_parameters, inpod, parameters
+from kubetorch.sdk.awaitable import awaitable
 from kubetorch.sdk.compute_parameters import ABSENT, PARAMETERS
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.read_only import shown
@@ -1162,21 +1163,7 @@ class Compute:
             image.copy(path, dest, contents, filter_options, force)
         self._pods().apply(image, None)
 
-    async def rsync_async(
-        self,
-        source: str | PathLike[str] | Iterable[str | PathLike[str]],
-        dest: str | None = None,
-        local_port: int | None = None,
-        contents: bool = False,
-        filter_options: str | None = None,
-        force: bool = False,
-    ) -> None:
-        """Awaitable form of `rsync`."""
-        import asyncio  # noqa: PLC0415  # declaring loads no event loop
-
-        await asyncio.to_thread(
-            self.rsync, source, dest, local_port, contents, filter_options, force
-        )
+    rsync_async = awaitable(rsync)
 
     def client_port(self) -> int:
         """A port of this machine that leads to the pods, for as long as this program runs.

@@ -20,6 +20,7 @@ from kubetorch.config.settings import config
 from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError, UnknownParameterError
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend, compute_parameters, inpod, parameters
+from kubetorch.sdk.awaitable import awaitable
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys.source import (
@@ -596,11 +597,7 @@ class Module(Generic[HandleT]):
 
         return ScalingStats.of_service(self._current_view())
 
-    async def stats_async(self) -> ScalingStats:
-        """Awaitable form of `stats`."""
-        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
-
-        return await asyncio.to_thread(lambda: Module.stats(self))
+    stats_async = awaitable(stats)
 
     def autoscale(self, **settings: Any) -> ScalingStats:  # noqa: ANN401  # those of `kt.Compute`
         """Change how the load decides on the number of pods, while the service runs.
@@ -635,11 +632,7 @@ class Module(Generic[HandleT]):
         )
         return scaling.ScalingStats.of_service(changed_view)
 
-    async def autoscale_async(self, **settings: Any) -> ScalingStats:  # noqa: ANN401  # as above
-        """Awaitable form of `autoscale`."""
-        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
-
-        return await asyncio.to_thread(lambda: Module.autoscale(self, **settings))
+    autoscale_async = awaitable(autoscale)
 
     # ------------------------------------------------------------------------------------- data
 
@@ -666,11 +659,7 @@ class Module(Generic[HandleT]):
 
         return mounts.refresh(self._session(), self._current_view())
 
-    async def refresh_data_async(self) -> dict[str, str]:
-        """Awaitable form of `refresh_data`."""
-        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
-
-        return await asyncio.to_thread(lambda: Module.refresh_data(self))
+    refresh_data_async = awaitable(refresh_data)
 
     def _current_view(self) -> WorkloadView:
         """The service as the controller describes it now."""

@@ -18,6 +18,7 @@ from kubetorch.datastore.tensors import holds_tensors
 from kubetorch.errors import DataRefusedError, DataStoreError, KubetorchError, SpecError
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend, inpod
+from kubetorch.sdk.awaitable import awaitable
 from kubetorch.sdk.data import buckets, files, tensors, windows
 from kubetorch.sdk.data.client import ask, find_key
 from kubetorch.sdk.data.download import Download
@@ -308,108 +309,10 @@ def remove(
     ).keys
 
 
-async def put_async(  # noqa: PLR0913  # the documented parameters
-    key: Keys,
-    src: Any = None,  # noqa: ANN401  # paths, or tensors
-    locale: str = "store",
-    broadcast: BroadcastWindow | None = None,
-    contents: bool = False,
-    filter_options: str | None = None,
-    force: bool = False,
-    verbose: bool = False,
-    namespace: str | None = None,
-    kubeconfig_path: str | None = None,
-    start_rsyncd: bool = True,
-    base_path: str = "/",
-    nccl_port: int = 29500,
-    nccl_pg_mode: str | None = None,
-    *,
-    lifespan: Lifespan | None = None,
-    secret: Secret | str | None = None,
-) -> None:
-    """Awaitable form of `put`."""
-    import asyncio  # noqa: PLC0415  # declaring loads no event loop
-
-    await asyncio.to_thread(
-        put,
-        key,
-        src,
-        locale,
-        broadcast,
-        contents,
-        filter_options,
-        force,
-        verbose,
-        namespace,
-        kubeconfig_path,
-        start_rsyncd,
-        base_path,
-        nccl_port,
-        nccl_pg_mode,
-        lifespan=lifespan,
-        secret=secret,
-    )
-
-
-async def get_async(  # noqa: PLR0913  # the documented parameters
-    key: Keys,
-    dest: Any = None,  # noqa: ANN401  # a path, or tensors
-    broadcast: BroadcastWindow | None = None,
-    contents: bool = False,
-    filter_options: str | None = None,
-    force: bool = False,
-    verbose: bool = False,
-    namespace: str | None = None,
-    kubeconfig_path: str | None = None,
-    nccl_pg_mode: str | None = None,
-    *,
-    only: str | Sequence[str] | None = None,
-    secret: Secret | str | None = None,
-) -> Any:  # noqa: ANN401  # as `get`
-    """Awaitable form of `get`."""
-    import asyncio  # noqa: PLC0415  # declaring loads no event loop
-
-    return await asyncio.to_thread(
-        get,
-        key,
-        dest,
-        broadcast,
-        contents,
-        filter_options,
-        force,
-        verbose,
-        namespace,
-        kubeconfig_path,
-        nccl_pg_mode,
-        only=only,
-        secret=secret,
-    )
-
-
-async def ls_async(
-    key: str = "",
-    verbose: bool = False,
-    namespace: str | None = None,
-    kubeconfig_path: str | None = None,
-) -> list[dict[str, Any]]:
-    """Awaitable form of `ls`."""
-    import asyncio  # noqa: PLC0415  # declaring loads no event loop
-
-    return await asyncio.to_thread(ls, key, verbose, namespace, kubeconfig_path)
-
-
-async def rm_async(
-    key: Keys,
-    recursive: bool = False,
-    prefix: bool = False,
-    verbose: bool = False,
-    namespace: str | None = None,
-    kubeconfig_path: str | None = None,
-) -> None:
-    """Awaitable form of `rm`."""
-    import asyncio  # noqa: PLC0415  # declaring loads no event loop
-
-    await asyncio.to_thread(rm, key, recursive, prefix, verbose, namespace, kubeconfig_path)
+put_async = awaitable(put)
+get_async = awaitable(get)
+ls_async = awaitable(ls)
+rm_async = awaitable(rm)
 
 
 # ------------------------------------------------------------------------------------- parameters
