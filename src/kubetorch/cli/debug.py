@@ -15,7 +15,7 @@ from kubetorch.cli.output import Output, browser
 from kubetorch.cli.services import Services
 from kubetorch.config import environment
 from kubetorch.errors import CallRefusedError, KubetorchError, ServiceNotFoundError, SpecError
-from kubetorch.sdk.debugger import adapter, group, terminal
+from kubetorch.sdk.debugger import adapter, terminal
 from kubetorch.sdk.debugger.breakpoints import DebugConfig
 from kubetorch.sdk.debugger.page import DebugPage
 from kubetorch.sdk.deploys import source
@@ -122,7 +122,7 @@ def _debug_all(
             stack.callback(attached.leave)
             label = pod_label(pod.name, stop.rank)
             terminals[f"{label} {stop.pid}" if label in terminals else label] = attached
-        group.TerminalGroup(terminals).run(commands or group.commands_of_user())
+        terminal.TerminalGroup(terminals).run(commands or terminal.commands_of_user())
 
 
 def _free(

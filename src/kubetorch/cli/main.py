@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "List what is stored below a key; -v shows sizes, ages, versions and who has them.",
     ),
     "rm": ("data", "Delete a key, or a path in its folder."),
-    "store": ("store", "Verify keys of the data store, or delete what nothing needs."),
+    "store": ("data", "Verify keys of the data store, or delete what nothing needs."),
     "config": ("config", "Show or change settings."),
     "install": ("install", "Install Kubetorch in the cluster of the kubeconfig."),
     "upgrade": ("install", "Upgrade the Kubetorch of the cluster, or change its values."),

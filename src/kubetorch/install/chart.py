@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from kubetorch.errors import ConfigError, InstallError
-from kubetorch.install import earlier_values, values
+from kubetorch.install import values
 from kubetorch.install.templates import Templates
 from kubetorch.install.values import Values
 
@@ -78,9 +78,9 @@ class Chart:
         """A line for each of the user's values that the schema refuses, with its path."""
         schema = json.loads((self.folder / "values.schema.json").read_text(encoding="utf-8"))
         current_values = {
-            key: value for key, value in user_values.items() if key not in earlier_values.SECTIONS
+            key: value for key, value in user_values.items() if key not in values.EARLIER_SECTIONS
         }
-        return earlier_values.faults(user_values) + values.faults(
+        return values.earlier_faults(user_values) + values.faults(
             schema, values.merged(self.defaults, current_values)
         )
 

@@ -10,7 +10,7 @@ from contract.chart import goldens
 from kubetorch import errors
 from kubetorch._version import __version__
 from kubetorch.controller.cluster.service import Settings
-from kubetorch.install import earlier_values
+from kubetorch.install import values
 from kubetorch.install.chart import FOLDER, Chart
 from kubetorch.install.tuning import TIMING
 from kubetorch.manifests.kinds import KINDS
@@ -96,15 +96,15 @@ def test_a_value_of_the_chart_of_0_5_is_refused_with_its_new_name(values, lines)
 
 def test_the_successors_of_earlier_values_are_values_of_the_chart_and_in_its_document():
     document = (FOLDER.parents[2] / "docs" / "install.md").read_text()
-    assert not earlier_values.SECTIONS & set(Chart().defaults)
-    for path, successors in earlier_values.SUCCESSORS.items():
+    assert not values.EARLIER_SECTIONS & set(Chart().defaults)
+    for path, successors in values.SUCCESSORS.items():
         assert f"`{path}`" in document
         for successor in successors:
             assert f"`{successor}`" in document
             value = Chart().defaults
             for key in successor.split("."):
                 value = value[key]
-    for path in earlier_values.WITHOUT_SUCCESSOR:
+    for path in values.WITHOUT_SUCCESSOR:
         assert f"`{path}`" in document or f"`{path}.*`" in document, path
 
 

@@ -18,8 +18,8 @@ from kubetorch.datastore.snapshots import Snapshot
 from kubetorch.datastore.sources import Filter, Source, Walk
 from kubetorch.errors import SpecError
 from kubetorch.lib import terminal
-from kubetorch.sdk.data.file_deltas import FileDeltas
 from kubetorch.sdk.data.progress import Progress
+from kubetorch.sdk.data.tensor_cache import FileDeltas
 from kubetorch.sdk.data.upload import Upload
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -25,15 +25,11 @@ from kubetorch.datastore.snapshots import Extent, Piece, read_extents
 from kubetorch.datastore.transfer import Delta, DeltaOf, compressed
 from kubetorch.errors import DataStoreError, StorageFullError
 from kubetorch.sdk.data.client import DataClient, ask, move_undamaged
-from kubetorch.sdk.data.file_deltas import FileDeltas
 from kubetorch.sdk.data.progress import Progress
-from kubetorch.sdk.data.tensor_cache import store_here
+from kubetorch.sdk.data.tensor_cache import FileDeltas, store_here
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire.data import PutKey
-
-if TYPE_CHECKING:
-    from kubetorch.sdk.data.file_deltas import FileDeltas
 
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -37,6 +37,8 @@ from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import DebugView, PodView, WorkloadView
 
 _POSITION = re.compile(r"^(> .*|-> .*)$", re.MULTILINE)
+#: The prompt of a group of programs.
+_GROUP_PROMPT = "(Pdb, all) "
 _CYAN, _YELLOW, _RESET = "\x1b[36m", "\x1b[33m", "\x1b[0m"
 
 
@@ -436,6 +438,47 @@ class _Completer:
             end = self._readline.get_endidx() - stripped
             self._names = self._terminal.complete(text, line, begin, end)
         return self._names[state] if state < len(self._names) else None
+
+
+class TerminalGroup:
+    """Sends each command to all programs of a group, and shows their answers with their labels.
+
+    Args:
+        terminals: The connections to the programs, by label.
+    """
+
+    def __init__(self, terminals: Mapping[str, DebugTerminal]) -> None:
+        self._terminals = terminals
+
+    def run(self, commands: Iterable[str]) -> None:
+        """Run these commands, or fewer if all programs run to their end; then all go on."""
+        try:
+            show_answers(self._terminals)
+            for command in commands:
+                waiting_terminals = self._waiting_terminals()
+                for debug_terminal in waiting_terminals.values():
+                    debug_terminal.answer(command)
+                show_answers(waiting_terminals)
+                if not self._waiting_terminals():
+                    break
+        except KeyboardInterrupt:  # while a command runs
+            terminal.say("the debugger is left: the calls go on")
+        finally:
+            for debug_terminal in self._terminals.values():
+                debug_terminal.leave()
+
+    def _waiting_terminals(self) -> dict[str, DebugTerminal]:
+        return {label: each for label, each in self._terminals.items() if not each.is_over}
+
+
+def commands_of_user() -> Iterator[str]:
+    """The commands that the user types, up to the end of the input or Ctrl-C."""
+    while True:
+        try:
+            yield input(_GROUP_PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            sys.stdout.write("\n")
+            return
 
 
 def _names(content: bytes) -> list[str]:
