@@ -61,9 +61,17 @@ from kubetorch.specs.batching import BatchSpec
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
-from kubetorch.wire import call_records, codecs, exceptions, retries
+from kubetorch.wire import codecs, exceptions, retries
 from kubetorch.wire import tuning as wire_tuning
-from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
+from kubetorch.wire.calls import (
+    CALL_ID,
+    Outcome,
+    Raised,
+    Record,
+    Returned,
+    check_arguments,
+    pack_record,
+)
 from kubetorch.wire.frames import KUBETORCH, OVER, STOPPED, Chain, DebugEvent, Open, Progress, Retry
 from kubetorch.wire.messages import (
     CallProgress,
@@ -673,8 +681,8 @@ class Call:
                 f"they had {request.body.total} bytes; at most {LIMITS.recorded_arguments_bytes} "
                 f"of a call are kept, and {LIMITS.recordable_arguments_bytes} of all that run"
             )
-        return call_records.pack(
-            call_records.Record(
+        return pack_record(
+            Record(
                 request.callable,
                 request.method,
                 request.body.codec,

@@ -245,7 +245,7 @@ class Controller:
         return self._get(RecordView, routes.call(call_id, "record"))
 
     def get_arguments(self, call_id: str) -> bytes:
-        """The packed record of a call (`kubetorch.wire.call_records`)."""
+        """The packed record of a call (`kubetorch.wire.calls`)."""
         return self.ask("GET", routes.call(call_id, "arguments"))
 
     def cancel_call(self, call_id: str) -> None:

@@ -45,8 +45,8 @@ from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import call_records, codecs, values
-from kubetorch.wire.call_records import Record
+from kubetorch.wire import calls, codecs, values
+from kubetorch.wire.calls import Record
 from kubetorch.wire.codecs import Segment
 from kubetorch.wire.messages import RecordView, WorkloadView
 
@@ -96,7 +96,7 @@ class Replay:
         """
         view = session.ask(lambda controller: controller.get_record(call_id))
         data = session.ask(lambda controller: controller.get_arguments(call_id))
-        return cls(session, view, call_records.unpack(data))
+        return cls(session, view, calls.unpack_record(data))
 
     @property
     def is_own(self) -> bool:

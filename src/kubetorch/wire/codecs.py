@@ -35,7 +35,7 @@ from typing import Any, Literal, Protocol
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrays, introspection, values
 from kubetorch.wire.tuning import LIMITS
-from kubetorch.wire.values import Buffer, GatheredSegment
+from kubetorch.wire.values import ALIGNMENT, Buffer, GatheredSegment
 
 Codec = Literal["json", "pickle", "none"]
 
@@ -56,7 +56,6 @@ DEFAULT_ALLOWED: tuple[Codec, ...] = ("json",)
 values.PACKERS.update(arrays.PACKERS)
 values.UNPACKERS.update(arrays.UNPACKERS)
 
-ALIGNMENT = 64
 Segment = Buffer | GatheredSegment
 #: The most values that are measured, and types of small values.
 _MEASURED_VALUES = 1000

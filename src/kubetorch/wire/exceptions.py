@@ -35,6 +35,7 @@ from kubetorch.wire.introspection import (
     is_a,
     module_of,
     name_of,
+    qualname_of,
     safely,
     set_error_attribute,
     shown,
@@ -264,9 +265,7 @@ def describe(
         traceback=_shortened(format_traceback(error, skip=skip)),
         pod_name=pod_name,
         module=_shortened(module_of(cls), LIMITS.failure_name_characters),
-        qualname=_shortened(
-            str.__str__(class_attribute(cls, "__qualname__")), LIMITS.failure_name_characters
-        ),
+        qualname=_shortened(qualname_of(cls), LIMITS.failure_name_characters),
         args=args,
         state=values if own_error is None else safely(own_error.to_state, {}),
         members=members,
@@ -323,8 +322,8 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
         return formatted
     # The user's __cause__ or __notes__ may raise.
     frames = "".join(safely(traceback.format_tb, [], trace))
-    qualname = str.__str__(class_attribute(type(error), "__qualname__"))
-    return f"Traceback (most recent call last):\n{frames}{qualname}: {_message(error)}\n"
+    name = qualname_of(type(error))
+    return f"Traceback (most recent call last):\n{frames}{name}: {_message(error)}\n"
 
 
 def _files(trace: TracebackType | None) -> Iterator[str]:
@@ -750,7 +749,7 @@ def with_text(
 
     members = {
         "__module__": module_of(cls),
-        "__qualname__": str.__str__(class_attribute(cls, "__qualname__")),
+        "__qualname__": qualname_of(cls),
         "__doc__": class_attribute(cls, "__dict__").get("__doc__"),
         "__str__": lambda _: text,
         "__reduce__": reduce,

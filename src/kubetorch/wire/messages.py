@@ -264,7 +264,7 @@ class CallReport(Message, tag="call", frozen=True):
         state: `waiting` (for a slot), `running`, `succeeded`, `failed` or `cancelled`.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
         attempts: How often it has run, this time included.
-        record: Digest of the blob with its record (`kubetorch.wire.call_records`), if it has one.
+        record: Digest of the blob with its record (`kubetorch.wire.calls`), if it has one.
         generation: The generation that ran it, if it has a record.
     """
 

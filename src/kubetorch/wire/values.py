@@ -38,7 +38,7 @@ from typing import Any, NoReturn, TypeVar
 from kubetorch.errors import SerializationError
 from kubetorch.lib.modules import names_of
 from kubetorch.wire import introspection
-from kubetorch.wire.introspection import is_a
+from kubetorch.wire.introspection import class_attribute, is_a
 from kubetorch.wire.tuning import LIMITS
 
 _COPIED_BYTES = LIMITS.copied_buffer_bytes
@@ -614,7 +614,7 @@ def never_travels(kind: type) -> bool:
     Of classes that others may stand for (abstract ones, protocols, those with subclasses), of
     built-in ones and of those of the libraries that have packers, nothing is shown.
     """
-    mro = _mro(kind)
+    mro = class_attribute(kind, "__mro__")
     if any(_module_and_name(base) in _NEVER for base in mro):
         return True
     package = introspection.module_of(kind).partition(".")[0]
@@ -647,11 +647,11 @@ class _Layout:
         self.base: Any = next((base for base in mro if base in _CONTAINERS), object)
         members: dict[str, Any] = {}
         for base in reversed(mro):
-            members |= _of_type(base)
+            members |= class_attribute(base, "__dict__")
         self._slots = {
             name: member for name, member in members.items() if is_a(member, MemberDescriptorType)
         }
-        dictionary = [_of_type(base).get("__dict__") for base in mro]
+        dictionary = [class_attribute(base, "__dict__").get("__dict__") for base in mro]
         self._dictionary = next(
             (member for member in dictionary if is_a(member, GetSetDescriptorType)), None
         )
@@ -689,19 +689,10 @@ class _Layout:
         return instance
 
 
-def _of_type(cls: type) -> Mapping[str, Any]:
-    """The `__dict__` of a class."""
-    return vars(type)["__dict__"].__get__(cls)  # type: ignore[no-any-return]
-
-
-def _mro(cls: type) -> tuple[type, ...]:
-    return vars(type)["__mro__"].__get__(cls)  # type: ignore[no-any-return]
-
-
 def _layout(cls: type) -> _Layout | None:
     """The layout of a dataclass or of a pydantic model; other classes have none."""
-    mro = _mro(cls)
-    spaces = [_of_type(base) for base in mro]
+    mro = class_attribute(cls, "__mro__")
+    spaces = [class_attribute(base, "__dict__") for base in mro]
     is_dataclass = any(is_a(space.get("__dataclass_fields__"), dict) for space in spaces)
     if not (is_dataclass or any(map(_is_base_model, mro))):
         return None
@@ -721,8 +712,8 @@ def _is_base_model(cls: type) -> bool:
 
 
 def _is_named_tuple(cls: type) -> bool:
-    mro = _mro(cls)
-    spaces = [_of_type(base) for base in mro]
+    mro = class_attribute(cls, "__mro__")
+    spaces = [class_attribute(base, "__dict__") for base in mro]
     is_safe = not any("__del__" in space for space in spaces)
     return mro[-2:] == (tuple, object) and is_safe and any("_fields" in space for space in spaces)
 
@@ -763,7 +754,7 @@ def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type |
             cls = space.get(part)
             if not is_a(cls, type):
                 return None
-            space = _of_type(cls)
+            space = class_attribute(cls, "__dict__")
     if not is_a(cls, type):
         return None
     # Callers keep classes in dictionaries, whose hash must not come from a metaclass of the user.
@@ -984,7 +975,7 @@ class Unpacker(_Rows):
 
 def _member(cls: enum.EnumMeta, member: object) -> object:
     """A member of an enumeration by its name, or of flags by its value."""
-    space = _of_type(cls)
+    space = class_attribute(cls, "__dict__")
     if type(member) is str:
         return space["_member_map_"].get(member)
     if not issubclass(cls, enum.Flag):

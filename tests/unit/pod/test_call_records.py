@@ -6,7 +6,7 @@ import pytest
 
 from clock_loop import run
 from kubetorch.pod.tuning import LIMITS
-from kubetorch.wire import call_records
+from kubetorch.wire import calls
 from tests.unit.pod.fakes import (
     FakeCaller,
     FakeResults,
@@ -47,7 +47,7 @@ def test_a_call_that_fails_leaves_its_arguments_and_its_error():
         pod = Pod()
         call_id = pod.fail(method="fit")
 
-        record = call_records.unpack(pod.results.records[call_id])
+        record = calls.unpack_record(pod.results.records[call_id])
 
         assert bytes(record.arguments) == ARGUMENTS
         assert (record.callable, record.method, record.omission) == ("f", "fit", "")
@@ -104,7 +104,7 @@ def test_arguments_wait_for_the_outcome_within_a_bound():
 
         call_id = pod.fail(most + 1)
 
-        record = call_records.unpack(pod.results.records[call_id])
+        record = calls.unpack_record(pod.results.records[call_id])
         assert (len(record.arguments), "of all that run" in record.omission) == (0, True)
         for number in range(1, most + 1):
             pod.runner.give(number, b"{}")

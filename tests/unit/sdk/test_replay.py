@@ -20,7 +20,7 @@ from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep, ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.call_records import Record
+from kubetorch.wire.calls import Record
 from kubetorch.wire.messages import CallView, Creator, RecordView
 
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "jobs", "f"))

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from kubetorch.errors import ProtocolError
-from kubetorch.wire import call_records, exceptions
-from kubetorch.wire.call_records import Record
+from kubetorch.wire import calls, exceptions
+from kubetorch.wire.calls import Record
 
 RECORD = Record("train", "fit", "values", (3, 2), b"abc" + bytes(61) + b"de", b"", "")
 
 
 def test_a_record_comes_back_as_it_was() -> None:
-    data = b"".join(call_records.pack(RECORD))
+    data = b"".join(calls.pack_record(RECORD))
 
-    unpacked = call_records.unpack(data)
+    unpacked = calls.unpack_record(data)
 
     assert bytes(unpacked.arguments) == RECORD.arguments
     assert (unpacked.callable, unpacked.method, unpacked.sizes) == ("train", "fit", (3, 2))
@@ -41,7 +41,7 @@ def test_how_a_call_ended_is_said_without_an_import_of_what_the_record_names(
 def test_a_record_without_arguments_says_why() -> None:
     record = Record("train", None, "json", (5,), b"", b"", "too large")
 
-    assert call_records.unpack(b"".join(call_records.pack(record))).omission == "too large"
+    assert calls.unpack_record(b"".join(calls.pack_record(record))).omission == "too large"
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_a_record_without_arguments_says_why() -> None:
         b"KTR1\xff\xff\xff\xff",
         b"KTR1\0\0\0\x02[]",
         b"KTR1\0\0\0\x02{}",
-        b"".join(call_records.pack(RECORD))
+        b"".join(calls.pack_record(RECORD))
         .replace(b'"",', rb'"\ud800",')
         .replace(b" " * 6, b"", 1),
-        b"".join(call_records.pack(RECORD))[:-1],
+        b"".join(calls.pack_record(RECORD))[:-1],
     ],
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        call_records.unpack(data)
+        calls.unpack_record(data)
