@@ -63,8 +63,7 @@ def run(
         typer.Argument(metavar="COMMAND...", help="The command, with all its own options."),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="Name of the service; that of the file by default."),
+        str | None, typer.Option("--name", help="Name of the service; that of the file by default.")
     ] = None,
     run_async: Annotated[
         bool,

@@ -32,12 +32,10 @@ def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 ServiceName = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=service_names),
+    str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=service_names)
 ]
 Namespace = Annotated[
-    str | None,
-    typer.Option("-n", "--namespace", help="Namespace; the configured one by default."),
+    str | None, typer.Option("-n", "--namespace", help="Namespace; the configured one by default.")
 ]
 AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Show all namespaces.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, remarks on stderr.")]

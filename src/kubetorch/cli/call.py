@@ -14,14 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from kubetorch.cli import views
-from kubetorch.cli.args import (
-    AsJson,
-    Namespace,
-    ServiceName,
-    duration,
-    json_value,
-    service_names,
-)
+from kubetorch.cli.args import AsJson, Namespace, ServiceName, duration, json_value, service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import SpecError

@@ -178,8 +178,7 @@ Check = Callable[[Services, WorkloadView], str | None]
 @app.command("check")
 def check(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="A service.", autocompletion=service_names),
+        str | None, typer.Argument(metavar="NAME", help="A service.", autocompletion=service_names)
     ] = None,
     namespace: Namespace = None,
     as_json: AsJson = False,

@@ -104,8 +104,7 @@ def load(target: Target) -> list[Callable[..., Any]]:
     for part in target.name.split("."):
         if not hasattr(member, part):
             raise SpecError(
-                f"{target.name} not found in {target.text}",
-                hint=_suggest(target.text, target.path),
+                f"{target.name} not found in {target.text}", hint=_suggest(target.text, target.path)
             )
         member = getattr(member, part)
     if not callable(member):
@@ -289,8 +288,7 @@ def deploy(  # noqa: PLR0913  # the documented options
         typer.Option("-d", "--distribute", help="Arguments of .distribute(), a JSON object."),
     ] = None,
     autoscale: Annotated[
-        str | None,
-        typer.Option("--autoscale", help="Arguments of .autoscale(), a JSON object."),
+        str | None, typer.Option("--autoscale", help="Arguments of .autoscale(), a JSON object.")
     ] = None,
     replace: Replace = False,
     namespace: Namespace = None,

@@ -32,8 +32,7 @@ InstallNamespace = Annotated[
     typer.Option("-n", "--namespace", help="Namespace of Kubetorch; by default install_namespace."),
 ]
 RuntimeImage = Annotated[
-    str | None,
-    typer.Option("--image", help="Image of the controller and of the pods' runtime."),
+    str | None, typer.Option("--image", help="Image of the controller and of the pods' runtime.")
 ]
 PodImage = Annotated[
     str | None, typer.Option("--pod-image", help="Image of pods whose Compute names none.")

@@ -22,8 +22,7 @@ from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import WorkerStacks
 
 Rank = Annotated[
-    int | None,
-    typer.Option("--rank", min=0, help="Only this rank of a distributed service."),
+    int | None, typer.Option("--rank", min=0, help="Only this rank of a distributed service.")
 ]
 OnlyPod = Annotated[
     str | None, typer.Option("-p", "--pod", help="Only this pod: its name, or its index.")

@@ -117,8 +117,7 @@ def start_agent(
     port: Annotated[int, typer.Option("-p", "--port", help="Port to listen on.")] = 32300,
     host: Annotated[str, typer.Option("-h", "--host", help="Address to listen on.")] = "0.0.0.0",
     workload: Annotated[
-        str | None,
-        typer.Option("-n", "--workload", help="Name of the service of this pod."),
+        str | None, typer.Option("-n", "--workload", help="Name of the service of this pod.")
     ] = None,
     controller_url: Annotated[
         str | None, typer.Option("-u", "--controller-url", help="URL of the controller.")

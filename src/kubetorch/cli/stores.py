@@ -105,10 +105,7 @@ class VolumeKeeper(_Keeper):
         """Delete a volume and its data; true if it is gone."""
         return self._session.ask(
             lambda controller: controller.volumes.delete(
-                view.namespace,
-                view.claim,
-                wait=TIMING.volume_delete_seconds,
-                is_forced=is_forced,
+                view.namespace, view.claim, wait=TIMING.volume_delete_seconds, is_forced=is_forced
             )
         )
 
@@ -171,8 +168,7 @@ def secrets(  # noqa: PLR0913  # the documented options
     ] = "list",
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the secret.")] = None,
     prefix: Annotated[
-        str | None,
-        typer.Option("-x", "--prefix", help="Only secrets whose name begins with this."),
+        str | None, typer.Option("-x", "--prefix", help="Only secrets whose name begins with this.")
     ] = None,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,

@@ -55,8 +55,7 @@ def teardown(  # noqa: PLR0913  # the documented options
         bool, typer.Option("-f", "--force", help="End pods at once, without a grace period.")
     ] = False,
     exact_match: Annotated[
-        bool,
-        typer.Option("-e", "--exact-match", help="Only the exact name, whoever deployed it."),
+        bool, typer.Option("-e", "--exact-match", help="Only the exact name, whoever deployed it.")
     ] = False,
     namespace: Namespace = None,
     as_json: AsJson = False,

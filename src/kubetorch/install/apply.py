@@ -40,12 +40,7 @@ class Applied:
 
 
 async def apply(
-    client: Client,
-    chart: Chart,
-    values: Mapping[str, Any],
-    *,
-    namespace: str,
-    report: Report,
+    client: Client, chart: Chart, values: Mapping[str, Any], *, namespace: str, report: Report
 ) -> Applied:
     objects = chart.render(values, namespace=namespace)
     former = await releases.load(client, namespace)

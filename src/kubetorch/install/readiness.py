@@ -11,12 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubetorch.errors import (
-    ImagePullError,
-    InstallError,
-    KubernetesNotFoundError,
-    KubetorchError,
-)
+from kubetorch.errors import ImagePullError, InstallError, KubernetesNotFoundError, KubetorchError
 from kubetorch.install.tuning import LIMITS, TIMING
 from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client

@@ -38,10 +38,7 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
 _METADATA = networks(["169.254.0.0/16", "168.63.129.16/32", "fe80::/10", "fd00:ec2::254/128"])
 #: No public addresses, though some versions of Python say that they are.
 _RESERVED = networks(
-    [
-        *("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24"),
-        *("2001:db8::/32", "3fff::/20"),
-    ]
+    [*("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24"), *("2001:db8::/32", "3fff::/20")]
 )
 
 

@@ -74,13 +74,7 @@ _VARIABLE_NAMES = {
     podenv.GRACE,
     podenv.NODE_DATA,
 }
-_VOLUME_NAMES = {
-    RUNTIME,
-    _STATE_VOLUME,
-    _TOKEN_VOLUME,
-    NODE_DATA_VOLUME,
-    pod_security.HOME_VOLUME,
-}
+_VOLUME_NAMES = {RUNTIME, _STATE_VOLUME, _TOKEN_VOLUME, NODE_DATA_VOLUME, pod_security.HOME_VOLUME}
 
 
 def equip(

@@ -367,13 +367,7 @@ def command_line(command: Command) -> str | None:
 
 #: In the order in which they are written.
 PARAMETERS = (
-    ManifestParameter(
-        "image",
-        "C.image",
-        _read_image,
-        _write_image,
-        _IMAGES,
-    ),
+    ManifestParameter("image", "C.image", _read_image, _write_image, _IMAGES),
     _container_parameter("image_pull_policy", "imagePullPolicy", _IMAGES),
     _container_parameter("working_dir", "workingDir", _CONTAINER),
     ManifestParameter(
@@ -386,41 +380,15 @@ PARAMETERS = (
         _ACCOUNTS,
     ),
     ManifestParameter(
-        "freeze",
-        f"M.annotations: {labels.FREEZE}",
-        _read_freeze,
-        _write_freeze,
-        "Kubetorch",
+        "freeze", f"M.annotations: {labels.FREEZE}", _read_freeze, _write_freeze, "Kubetorch"
     ),
+    ManifestParameter("server_port", "C.ports: http1", _read_port, _write_port, _PORTS),
     ManifestParameter(
-        "server_port",
-        "C.ports: http1",
-        _read_port,
-        _write_port,
-        _PORTS,
-    ),
-    ManifestParameter(
-        "launch_timeout",
-        "C.startupProbe.failureThreshold",
-        _read_timeout,
-        _write_timeout,
-        _PROBING,
+        "launch_timeout", "C.startupProbe.failureThreshold", _read_timeout, _write_timeout, _PROBING
     ),
 )
 #: Written after those of `scheduling`: keys of a container keep their order.
 ENVIRONMENT_PARAMETERS = (
-    ManifestParameter(
-        "env_vars",
-        "C.env",
-        _read_variables,
-        _write_variables,
-        _ENV,
-    ),
-    ManifestParameter(
-        "logging",
-        "C.env: KT_LOG_LEVEL",
-        _read_level,
-        _write_level,
-        _ENV,
-    ),
+    ManifestParameter("env_vars", "C.env", _read_variables, _write_variables, _ENV),
+    ManifestParameter("logging", "C.env: KT_LOG_LEVEL", _read_level, _write_level, _ENV),
 )

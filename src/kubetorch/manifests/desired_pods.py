@@ -84,10 +84,7 @@ class Attached:
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of files and claims, which only the pod itself has."""
-        return (
-            *(files.path for files in self.files),
-            *(claim.path for claim in self.claims),
-        )
+        return (*(files.path for files in self.files), *(claim.path for claim in self.claims))
 
 
 class MountedNames(msgspec.Struct, frozen=True):

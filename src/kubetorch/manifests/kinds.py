@@ -135,12 +135,7 @@ _KINDS = (
     ),
     # https://knative.dev/docs/serving/reference/serving-api/
     Kind(
-        "Service",
-        "serving.knative.dev",
-        ("v1",),
-        "services",
-        Group(_TEMPLATE),
-        is_autoscaled=True,
+        "Service", "serving.knative.dev", ("v1",), "services", Group(_TEMPLATE), is_autoscaled=True
     ),
     # https://ray-project.github.io/kuberay/reference/api/; Kueue suspends it itself.
     Kind(

@@ -13,13 +13,7 @@ _LABELS = "https://kubernetes.io/docs/concepts/overview/working-with-objects/lab
 _ANNOTATIONS = "https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/"
 _OURS = "Kubetorch"
 
-_SPECIAL_LABELS = {
-    *labels.RESERVED,
-    labels.APP,
-    labels.KUEUE,
-    labels.KUEUE_GROUP,
-    labels.KAI,
-}
+_SPECIAL_LABELS = {*labels.RESERVED, labels.APP, labels.KUEUE, labels.KUEUE_GROUP, labels.KAI}
 #: Annotations below these belong to Kubetorch, Knative and kubectl.
 _SPECIAL_DOMAINS = (
     labels.PREFIX,
@@ -122,13 +116,7 @@ PARAMETERS = (
         _write_labels,
         _LABELS,
     ),
-    ManifestParameter(
-        "pod_labels",
-        "PT.labels",
-        _read_pod_labels,
-        _write_pod_labels,
-        _LABELS,
-    ),
+    ManifestParameter("pod_labels", "PT.labels", _read_pod_labels, _write_pod_labels, _LABELS),
     ManifestParameter(
         "annotations",
         "M.annotations, PT.annotations",

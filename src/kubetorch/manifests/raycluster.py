@@ -42,10 +42,7 @@ def skeleton() -> Manifest:
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
                 "rayStartParams": dict(HEAD_START_OPTIONS),
-                "template": {
-                    "metadata": {},
-                    "spec": {"containers": [{"name": KIND.container}]},
-                },
+                "template": {"metadata": {}, "spec": {"containers": [{"name": KIND.container}]}},
             },
             "workerGroupSpecs": [],
         },

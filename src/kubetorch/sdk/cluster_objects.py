@@ -103,11 +103,7 @@ class ClusterObjects:
     get_secret = _getter("v1", "Secret")
 
     def get_pod_logs(
-        self,
-        namespace: str,
-        name: str,
-        container: str | None = None,
-        tail_lines: int | None = None,
+        self, namespace: str, name: str, container: str | None = None, tail_lines: int | None = None
     ) -> str:
         if not self._session.is_local:
             options = LogOptions(container=container, tail=tail_lines)

@@ -15,12 +15,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
 
 from kubetorch.config import environment
-from kubetorch.errors import (
-    AutoScalingError,
-    SpecError,
-    UnknownParameterError,
-    did_you_mean,
-)
+from kubetorch.errors import AutoScalingError, SpecError, UnknownParameterError, did_you_mean
 from kubetorch.manifests.labels import RESERVED
 from kubetorch.sdk import parameters
 from kubetorch.sdk.image import Image
@@ -42,11 +37,7 @@ from kubetorch.specs.image import CopyStep
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.names import check_namespace
 from kubetorch.specs.secret import PROVIDERS, SecretRef
-from kubetorch.specs.volume import (
-    VolumeSpec,
-    check_claim,
-    default_mount_path,
-)
+from kubetorch.specs.volume import VolumeSpec, check_claim, default_mount_path
 from kubetorch.wire.codecs import DEFAULT_ALLOWED
 
 if TYPE_CHECKING:

@@ -49,8 +49,7 @@ def check_env_vars(env_vars: object) -> EnvVars:
         if names:
             return list(dict.fromkeys(names))
     raise SpecError(
-        "env_vars must be a list of names of variables, or a dictionary",
-        hint=_ENV_EXAMPLE,
+        "env_vars must be a list of names of variables, or a dictionary", hint=_ENV_EXAMPLE
     )
 
 

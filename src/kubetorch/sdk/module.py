@@ -85,10 +85,7 @@ def _unknown_keyword(keyword: str) -> UnknownParameterError:
 #: Options of calls that travel with a handle in the default codec. `serialization` does not: the
 #: sender of a handle could decide that its answers are unpickled.
 _WIRE_OPTIONS = frozenset(
-    {
-        *("async_", "timeout", "queue_timeout"),
-        *("retries", "retry_on", "backoff", "max_backoff"),
-    }
+    {*("async_", "timeout", "queue_timeout"), *("retries", "retry_on", "backoff", "max_backoff")}
 )
 
 

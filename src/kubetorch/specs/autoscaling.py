@@ -409,10 +409,7 @@ def _no_duration(name: str, value: object) -> AutoScalingError:
 def _check_hpa_has_a_pod(spec: AutoscalingSpec) -> AutoscalingSpec:
     if spec.autoscaler_class != HPA:
         return spec
-    for name, scale in (
-        ("min_scale", spec.fewest_pods),
-        ("initial_scale", spec.initial_scale),
-    ):
+    for name, scale in (("min_scale", spec.fewest_pods), ("initial_scale", spec.initial_scale)):
         if scale == 0:
             raise AutoScalingError(
                 f"{name} is 0; the HPA class keeps at least one pod: only Kubernetes 1.37 and "

@@ -66,10 +66,7 @@ PROVIDERS: dict[str, Provider] = {
             (("access_key", "AWS_ACCESS_KEY_ID"), ("secret_key", "AWS_SECRET_ACCESS_KEY")),
         ),
         Provider(
-            "azure",
-            "~/.azure",
-            ("clouds.config",),
-            (("subscription_id", "AZURE_SUBSCRIPTION_ID"),),
+            "azure", "~/.azure", ("clouds.config",), (("subscription_id", "AZURE_SUBSCRIPTION_ID"),)
         ),
         Provider(
             "gcp",

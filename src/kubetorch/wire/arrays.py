@@ -417,9 +417,7 @@ def _pack_index(
     if type(index) is pandas.RangeIndex:
         if len(index) > most_labels:
             packer.refuse(
-                index,
-                f" of more than {most_labels} labels",
-                "send its start, stop and step",
+                index, f" of more than {most_labels} labels", "send its start, stop and step"
             )
         return ["range", index.start, index.stop, index.step, *names]
     if type(index) is pandas.MultiIndex:

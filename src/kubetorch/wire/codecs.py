@@ -159,10 +159,7 @@ def _buffer_bytes(value: Any) -> int:  # noqa: ANN401  # raises for other values
 
 
 def decode(
-    codec: str,
-    segments: Sequence[Buffer],
-    *,
-    modules: Mapping[str, str] | None = None,
+    codec: str, segments: Sequence[Buffer], *, modules: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401  # the user's own value
     """The value that `encode` made segments of; raw content as by `decode_raw`."""
     if codec == "pickle":

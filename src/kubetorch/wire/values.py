@@ -1041,9 +1041,7 @@ def _unpack_reference(unpacker: Unpacker, *parts: object) -> object:
     return cls._from_wire(state, content, unpacker.modules)
 
 
-def _unpack_zoned(
-    name: str,
-) -> Callable[[Unpacker, object, object, object], object]:
+def _unpack_zoned(name: str) -> Callable[[Unpacker, object, object, object], object]:
     def unpack(unpacker: Unpacker, text: object, fold: object, zone: object) -> object:
         del unpacker
         cls = _standard("datetime", name)

@@ -68,16 +68,7 @@ _REFUSED_KEYWORD = re.compile(
 _LATER = (CallRefusedError, PodTerminatedError, WorkerDiedError)
 
 _RESULT, _YIELD, _ERROR, _LOG, _PROGRESS, _QUEUED, _BEGUN = map(
-    int,
-    (
-        Kind.RESULT,
-        Kind.YIELD,
-        Kind.ERROR,
-        Kind.LOG,
-        Kind.PROGRESS,
-        Kind.QUEUED,
-        Kind.BEGUN,
-    ),
+    int, (Kind.RESULT, Kind.YIELD, Kind.ERROR, Kind.LOG, Kind.PROGRESS, Kind.QUEUED, Kind.BEGUN)
 )
 
 

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from kubetorch.sdk.calls import blocking, broadcast, handles
 from kubetorch.sdk.calls import map as maps
 from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target
-from kubetorch.sdk.calls.call import (
-    Call,
-    RankAsyncIterator,
-    RemoteAsyncIterator,
-    Rounds,
-)
+from kubetorch.sdk.calls.call import Call, RankAsyncIterator, RemoteAsyncIterator, Rounds
 from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.options import CallOptions, unknown_map_keyword
 from kubetorch.sdk.calls.remote import Configured, Handle

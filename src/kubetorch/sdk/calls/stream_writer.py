@@ -100,12 +100,7 @@ _PIECES = 64
 class Upload:
     """The payload of one OPEN frame that is longer than a chunk."""
 
-    def __init__(
-        self,
-        number: int,
-        segments: Sequence[codecs.Segment],
-        total: int,
-    ) -> None:
+    def __init__(self, number: int, segments: Sequence[codecs.Segment], total: int) -> None:
         #: The number of frames of the stream up to the last chunk of this payload.
         self.frames = 0
         self.number = number

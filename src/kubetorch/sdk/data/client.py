@@ -14,12 +14,7 @@ from msgspec.structs import replace
 from kubetorch.config import environment
 from kubetorch.datastore import keys, publications
 from kubetorch.datastore.publications import Extents
-from kubetorch.errors import (
-    DataStoreError,
-    ProtocolError,
-    StorageFullError,
-    StoreUnavailableError,
-)
+from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError, StoreUnavailableError
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.tuning import LIMITS, TIMING

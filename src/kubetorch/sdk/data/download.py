@@ -162,11 +162,7 @@ class Download:
             raise write_error(error, root) from error
 
     def _offer_arriving(
-        self,
-        parts: list[Part],
-        placement: _Placement,
-        checkout: Checkout,
-        sizes: Mapping[str, int],
+        self, parts: list[Part], placement: _Placement, checkout: Checkout, sizes: Mapping[str, int]
     ) -> None:
         """Offer what comes to other getters, as this pod takes part in a tree."""
         checkout.on_written = self._peers.note
@@ -338,8 +334,7 @@ def _select(
     if only and not files:
         names = ", ".join(map(repr, only))
         raise DataStoreError(
-            f"nothing in {path!r} has a name such as {names}",
-            hint=f"kt ls {path} shows the names",
+            f"nothing in {path!r} has a name such as {names}", hint=f"kt ls {path} shows the names"
         )
     return files, needed_parts
 

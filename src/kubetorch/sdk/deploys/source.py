@@ -28,12 +28,7 @@ from kubetorch.errors import RemoteTraceback, SpecError
 from kubetorch.lib import modules
 from kubetorch.sdk import batching, inpod
 from kubetorch.sdk.calls import options
-from kubetorch.specs.callable import (
-    OVERRIDABLE_METHODS,
-    BatchedMethod,
-    CallableKind,
-    CallableRef,
-)
+from kubetorch.specs.callable import OVERRIDABLE_METHODS, BatchedMethod, CallableKind, CallableRef
 from kubetorch.specs.workload import Origin, RuntimeSpec
 from kubetorch.wire import exceptions, introspection
 
