@@ -39,7 +39,7 @@ _EARLIER_MODULES = {
     },
     "kubetorch.provisioning.autoscaling": {
         **_package_names("AutoScalingError"),
-        "AutoscalingConfig": "kubetorch.sdk.autoscaling.AutoscalingConfig",
+        "AutoscalingConfig": "kubetorch.sdk.scaling.AutoscalingConfig",
     },
     "kubetorch.provisioning.constants": {
         "ALLOWED_SERIALIZATION_ANNOTATION": f"{_LABELS}.ALLOWED_SERIALIZATION",

@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "calls": ("call", "List, inspect, cancel and await spawned calls."),
     "replay": ("replay", "Run a call again with its arguments."),
     "token": ("call", "Print a token that may call one service."),
-    "scale": ("scale", "Show or change how an autoscaled service scales."),
+    "scale": ("inspection", "Show or change how an autoscaled service scales."),
     "secrets": ("stores", "List, create, update, delete or describe secrets."),
     "volumes": ("stores", "List, create or delete volumes, or open a shell in one."),
     "put": ("data", "Store files or folders under a key, or in a bucket."),

@@ -10,7 +10,7 @@ from kubetorch.manifests import kinds, labels
 from kubetorch.manifests.kinds import Manifest, assign, dictionary_at
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
-from kubetorch.specs.compute import ComputeSpec, Pairs, Toleration
+from kubetorch.specs.compute import TOLERATION_WORDS, ComputeSpec, Pairs, Toleration
 
 #: Tolerations that nodes with GPUs usually demand.
 GPU_TOLERATIONS = (
@@ -21,24 +21,13 @@ GPU_TOLERATIONS = (
 
 def parse_toleration(manifest: Mapping[str, Any]) -> Toleration:
     """One entry of `tolerations`; empty text is the same as no text."""
-    return Toleration(
-        key=manifest.get("key") or None,
-        operator=manifest.get("operator") or None,
-        value=manifest.get("value") or None,
-        effect=manifest.get("effect") or None,
-        seconds=manifest.get("tolerationSeconds"),
-    )
+    values = {field: manifest.get(word) for word, field in TOLERATION_WORDS.items()}
+    return Toleration(**{field: None if text == "" else text for field, text in values.items()})
 
 
 def render_toleration(toleration: Toleration) -> Manifest:
-    fields = {
-        "key": toleration.key,
-        "operator": toleration.operator,
-        "value": toleration.value,
-        "effect": toleration.effect,
-        "tolerationSeconds": toleration.seconds,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    values = {word: getattr(toleration, field) for word, field in TOLERATION_WORDS.items()}
+    return {word: value for word, value in values.items() if value is not None}
 
 
 def read_tolerations(template: PodTemplate) -> list[Toleration]:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from kubetorch.manifests.kinds import Manifest
-    from kubetorch.sdk.autoscaling import AutoscalingConfig
     from kubetorch.sdk.compute_manifest import ComputeManifest
     from kubetorch.sdk.compute_pods import ComputePods
     from kubetorch.sdk.data.declarations import Data
     from kubetorch.sdk.pod_objects import Attributes
+    from kubetorch.sdk.scaling import AutoscalingConfig
     from kubetorch.sdk.secret import Secret
     from kubetorch.sdk.transport.session import Session
     from kubetorch.sdk.volume import Volume
@@ -733,7 +733,7 @@ class Compute:
         if spec is None:
             return None
         # Declaring a compute loads no manifests of Knative.
-        from kubetorch.sdk.autoscaling import AutoscalingConfig  # noqa: PLC0415
+        from kubetorch.sdk.scaling import AutoscalingConfig  # noqa: PLC0415
 
         return AutoscalingConfig.from_spec(spec)
 

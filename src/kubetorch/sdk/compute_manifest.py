@@ -17,9 +17,8 @@ from kubetorch._version import __version__
 from kubetorch.config.settings import DEFAULT_IMAGE, config
 from kubetorch.errors import SpecError
 from kubetorch.manifests import agent, kinds, metadata, parameters, rendering, scheduling
-from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.kinds import Manifest
-from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest, check_containers
 from kubetorch.specs import names
 from kubetorch.specs.compute import MOST_LEVELS, MOST_VALUES, ComputeSpec, freeze, thaw
 from kubetorch.specs.distribution import DistributionSpec

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from kubetorch.config import environment
 from kubetorch.errors import AutoScalingError, SpecError, UnknownParameterError, did_you_mean
 from kubetorch.manifests.labels import RESERVED
+from kubetorch.manifests.scheduling import render_toleration
 from kubetorch.sdk import parameters
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.parameters import Pairs
@@ -25,6 +26,7 @@ from kubetorch.specs import autoscaling, distribution, hints, quantity
 from kubetorch.specs.compute import (
     AGENT_PORT,
     MOST_WAITING,
+    TOLERATION_WORDS,
     ComputeSpec,
     Dispatch,
     Toleration,
@@ -91,14 +93,6 @@ class Parameter:
 
 _OPERATORS = ("Exists", "Equal")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-#: The words of Kubernetes, and the fields that they become.
-_WORDS = {
-    "key": "key",
-    "operator": "operator",
-    "value": "value",
-    "effect": "effect",
-    "tolerationSeconds": "seconds",
-}
 _EXAMPLE = '{"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}'
 
 
@@ -172,13 +166,14 @@ def _toleration(value: object) -> Toleration:
         )
     toleration_fields: dict[str, Any] = {}
     for word, text in value.items():
-        if word not in _WORDS:
+        if word not in TOLERATION_WORDS:
             raise SpecError(
-                f"tolerations has {word!r} in {dict(value)!r}; the keys are {', '.join(_WORDS)}",
-                hint=did_you_mean(str(word), _WORDS),
+                f"tolerations has {word!r} in {dict(value)!r}; the keys are "
+                f"{', '.join(TOLERATION_WORDS)}",
+                hint=did_you_mean(str(word), TOLERATION_WORDS),
             )
         # Text that is empty is the same as none.
-        toleration_fields[_WORDS[word]] = text if text != "" else None
+        toleration_fields[TOLERATION_WORDS[word]] = text if text != "" else None
     toleration = Toleration(**toleration_fields)
     _check_toleration(toleration, dict(value))
     return toleration
@@ -453,11 +448,7 @@ def _template(text: str | None) -> dict[str, Any] | None:
 
 
 def _tolerations(accepted: Iterable[Toleration]) -> list[dict[str, Any]]:
-    rows = [
-        {word: getattr(toleration, name) for word, name in _WORDS.items()}
-        for toleration in accepted
-    ]
-    return [{word: value for word, value in row.items() if value is not None} for row in rows]
+    return [render_toleration(toleration) for toleration in accepted]
 
 
 def _most_waiting(number: int | None) -> int:

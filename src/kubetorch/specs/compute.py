@@ -48,6 +48,16 @@ class Toleration:
     seconds: int | None = None
 
 
+#: The words of Kubernetes for a toleration, and the fields of `Toleration` that they become.
+TOLERATION_WORDS = {
+    "key": "key",
+    "operator": "operator",
+    "value": "value",
+    "effect": "effect",
+    "tolerationSeconds": "seconds",
+}
+
+
 @dataclass(frozen=True)
 class ComputeSpec:
     """Resources and settings of a workload's pods, validated by `kubetorch.sdk`.

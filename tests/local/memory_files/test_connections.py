@@ -18,7 +18,7 @@ from kubetorch.lib.memory_files import FileSocket
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.memory_socket import MemorySocket
 from kubetorch.pod.tuning import LIMITS, TIMING
-from kubetorch.sdk.calls.stream_files import StreamFiles
+from kubetorch.sdk.calls.stream_values import StreamFiles
 from kubetorch.wire import codecs, frames, versions
 
 pytestmark = pytest.mark.skipif(not memory_files.IS_AVAILABLE, reason="Linux alone seals files")

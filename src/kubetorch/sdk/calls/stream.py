@@ -34,8 +34,7 @@ from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, Prot
 from kubetorch.lib import processes, websocket_protocol
 from kubetorch.lib.memory_files import MemoryFile
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
-from kubetorch.sdk.calls.stream_files import StreamFiles
-from kubetorch.sdk.calls.stream_references import StreamReferences
+from kubetorch.sdk.calls.stream_values import StreamFiles, StreamReferences
 from kubetorch.sdk.calls.stream_writer import (
     AT_ONCE,
     Buffer,

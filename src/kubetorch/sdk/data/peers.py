@@ -23,13 +23,7 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.manifests import Entry, Manifest
 from kubetorch.datastore.publications import Arrival, Extents, extents_in
 from kubetorch.datastore.transfer import Destination, Receiver, Writer
-from kubetorch.errors import (
-    ControllerRequestError,
-    DataStoreError,
-    KubetorchError,
-    ProtocolError,
-    StorageFullError,
-)
+from kubetorch.errors import DataStoreError, KubetorchError, ProtocolError, StorageFullError
 from kubetorch.sdk.data.client import DataClient
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.tuning import LIMITS, TIMING
@@ -189,7 +183,7 @@ class Peers:
                 self._pause(TIMING.peer_pause_seconds)
         except StorageFullError:  # on this side
             raise
-        except (KubetorchError, ControllerRequestError) as error:
+        except KubetorchError as error:
             version.replace(client, source, error)
         finally:
             receiver.close()
@@ -237,7 +231,7 @@ class _Version:
         self._progress_time = self._asked_time = self._clock()
         self._source = next(iter(self._named), None)
         if self._is_joined:
-            with contextlib.suppress(KubetorchError, ControllerRequestError):  # it is away
+            with contextlib.suppress(KubetorchError):  # it is away
                 self._source = self._next_source(client, failed)
 
     def _next_source(self, client: DataClient, failed: Holder | None) -> KeySource | None:
@@ -291,7 +285,7 @@ class _Version:
             if isinstance(error, KubetorchError):
                 self._failure = error
             if not self._is_joined:
-                with contextlib.suppress(KubetorchError, ControllerRequestError):
+                with contextlib.suppress(KubetorchError):
                     client.hold(self.path_key.key.manifest, holder, is_whole=False)
             self._ask(client, holder)
 
@@ -300,7 +294,7 @@ class _Version:
             self.arrival.close()
             self.arrival = None
         if self._is_joined and self._asked_time is not None:
-            with contextlib.suppress(KubetorchError, ControllerRequestError):
+            with contextlib.suppress(KubetorchError):
                 client.join(self._join(is_done=True))
 
     def error(self) -> DataStoreError:
@@ -362,7 +356,7 @@ def offer(client: DataClient, part: Part, path_of: Callable[[Entry], str]) -> No
     """Offer what a get wrote to a folder of this pod to later getters; no get fails by it."""
     if environment.publications_folder() is None:
         return
-    with contextlib.suppress(KubetorchError, ControllerRequestError, OSError):
+    with contextlib.suppress(KubetorchError, OSError):
         extents = part.extents(path_of)
         client.publish(part.published_name, extents, is_offer=True)
         client.hold(part.path_key.key.manifest, _this_pod(part.name))

@@ -27,13 +27,13 @@ from typing import IO, Any
 from kubetorch.errors import CallRefusedError, ProtocolError, SpecError
 from kubetorch.lib import terminal
 from kubetorch.lib.files import write_atomically
+from kubetorch.lib.sockets import LOOPBACK
 from kubetorch.sdk.debugger import local_peers
 from kubetorch.sdk.debugger.terminal import DebugTerminal
 from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import debugger as wire
 from kubetorch.wire import tuning as wire_tuning
 
-_LOOPBACK = "127.0.0.1"
 _TOKEN = "KT_DEBUG_ADAPTER_TOKEN"
 # The token is not among the words of the command, which every user of the machine can read.
 _ADAPTER = (
@@ -104,7 +104,7 @@ class AdapterServer:
         """
         version = debugpy_version()
         try:
-            server = socket.create_server((_LOOPBACK, port))
+            server = socket.create_server((LOOPBACK, port))
         except OSError as error:
             raise SpecError(
                 f"port {port} of this machine cannot be used: {error.strerror}",
@@ -112,7 +112,7 @@ class AdapterServer:
             ) from error
         with server:
             self._start_debugpy(version)
-            report(f"The debug adapter is at {_LOOPBACK}:{server.getsockname()[1]}")
+            report(f"The debug adapter is at {LOOPBACK}:{server.getsockname()[1]}")
             client = self._accept(server)
         try:
             self._serve(client)
@@ -235,7 +235,7 @@ class AdapterServer:
         if message.get("command") == "attach":
             for name in ("connect", "host", "port", "processId", "subProcessId"):
                 arguments.pop(name, None)
-            arguments["listen"] = {"host": _LOOPBACK, "port": 0}
+            arguments["listen"] = {"host": LOOPBACK, "port": 0}
             # The terminal shows the lines of the call; children of the program are not debugged.
             arguments["redirectOutput"] = arguments["subProcess"] = False
             mapping = {"localRoot": str(self._folder), "remoteRoot": self._remote_folder}
@@ -256,7 +256,7 @@ class AdapterServer:
                 # Only the first is the adapter's own: it passes on what events the pod makes up.
                 if event == "debugpyWaitingForServer" and self._adapter_socket is None:
                     self._adapter_socket = socket.create_connection(
-                        (_LOOPBACK, message["body"]["port"]), TIMING.debug_adapter_seconds
+                        (LOOPBACK, message["body"]["port"]), TIMING.debug_adapter_seconds
                     )
                     self._adapter_socket.settimeout(None)
                     self._adapter_reached.set()
@@ -362,7 +362,7 @@ def launch_configuration(name: str, port: int) -> Message:
         "name": f"kubetorch: {name}",
         "type": "debugpy",
         "request": "attach",
-        "connect": {"host": _LOOPBACK, "port": port},
+        "connect": {"host": LOOPBACK, "port": port},
         "justMyCode": False,
     }
 

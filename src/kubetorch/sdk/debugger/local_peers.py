@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from kubetorch.lib.sockets import LOOPBACK
 from kubetorch.sdk.tuning import TIMING
 
-_LOOPBACK = "127.0.0.1"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED = "01"
 
@@ -29,7 +29,7 @@ def is_of_this_user(connection: socket.socket) -> bool:
         peer, here = connection.getpeername(), connection.getsockname()
     except OSError:  # it has gone
         return False
-    if peer[0] != _LOOPBACK:
+    if peer[0] != LOOPBACK:
         return False
     users = set(_users(peer, here) if _TABLES[0].exists() else _users_by_lsof(peer[1], here[1]))
     return bool(users) and users <= {os.getuid(), 0}
@@ -69,7 +69,7 @@ def _users_by_lsof(peer_port: int, port: int) -> Iterator[int]:
 
 def by_lsof(shown: str, peer_port: int, port: int) -> Iterator[int]:
     """As above, of what lsof has shown."""
-    name, process = f"n{_LOOPBACK}:{peer_port}->{_LOOPBACK}:{port}", ""
+    name, process = f"n{LOOPBACK}:{peer_port}->{LOOPBACK}:{port}", ""
     for line in shown.splitlines():
         if line.startswith("p"):
             process = line

@@ -14,7 +14,7 @@ from kubetorch.errors import ProtocolError
 from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib import websocket_protocol
 from kubetorch.sdk.calls.stream import LONGEST, Incoming, Stream
-from kubetorch.sdk.calls.stream_files import StreamFiles
+from kubetorch.sdk.calls.stream_values import StreamFiles
 from kubetorch.sdk.calls.stream_writer import LOST, Event, OutgoingFile, PendingCall, Sender
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire import codecs, frames

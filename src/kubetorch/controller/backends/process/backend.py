@@ -44,12 +44,11 @@ from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.tasks import cancel_all, start_task
 from kubetorch.manifests import desired_pods, kinds, knative, rendering
-from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.container_variables import PodFacts
 from kubetorch.manifests.desired_pods import DesiredPods, MountedNames
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.tuning import TIMING as MANIFESTS
-from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest, check_containers
 from kubetorch.specs import quantity
 from kubetorch.specs.callable import APP_PORT
 from kubetorch.specs.compute import ComputeSpec, thaw
