@@ -128,9 +128,9 @@ class Scaling:
     def begin_deploy(self, spec: WorkloadSpec) -> str:
         """Choose the number of pods before a deploy is applied; returns a warning, or nothing."""
         now = self._clock.time()
-        declared_before = knative.scaling(self._spec.compute)
+        declared_before = _declared(self._spec)
         self._spec = spec
-        is_declared_anew = knative.scaling(spec.compute) != declared_before
+        is_declared_anew = _declared(spec) != declared_before
         overridden = self._saved.settings if is_declared_anew else {}
         if overridden:
             self._save(replace(self._saved, settings={}))
@@ -323,6 +323,12 @@ def _template(spec: WorkloadSpec) -> str:
     """The digest of the pod template of a workload, without what the load decides."""
     manifest = rendering.of_workload(spec, has_operator=False)
     return rendering.fingerprint(manifest["spec"]["template"])
+
+
+def _declared(spec: WorkloadSpec) -> AutoscalingSpec | None:
+    """What a deploy says of the number of pods, without what follows its `launch_timeout`."""
+    settings = knative.scaling(spec.compute)
+    return None if settings is None else dataclasses.replace(settings, progress_deadline=None)
 
 
 def refuse_change(name: str) -> AutoScalingError:

@@ -461,9 +461,11 @@ _FIXED = ("concurrency", "initial_scale", "autoscaler_class", "progress_deadline
 
 def check_changeable(words: Iterable[str]) -> None:
     """Refuse words that are no keywords of `.autoscale()`, or not while a service runs."""
-    known_words = [word for word in (*_FIELD_NAMES, *ALIASES) if word not in _FIXED]
+    known_words = [
+        word for word in (*_FIELD_NAMES, *ALIASES) if ALIASES.get(word, word) not in _FIXED
+    ]
     for word in words:
-        if word in _FIXED:
+        if ALIASES.get(word, word) in _FIXED:
             raise AutoScalingError(
                 f"{word} cannot be changed while the service runs",
                 hint="deploy it again with .to(kt.Compute(...).autoscale(...))",
@@ -492,11 +494,24 @@ def merge_changes(former: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
 
 def changed(spec: AutoscalingSpec, changes: Mapping[str, Any]) -> AutoscalingSpec:
-    """The settings with these keywords of `.autoscale()` in place of the declared ones."""
+    """The settings with these keywords of `.autoscale()` in place of the declared ones.
+
+    Raises:
+        AutoScalingError: They are impossible, or not while the service runs.
+    """
     check_changeable(changes)
     values, _ = _split_arguments(changes)
+    metric = values.get("metric")
+    if metric in RESOURCE_METRICS and spec.metric not in RESOURCE_METRICS:
+        raise AutoScalingError(
+            f"metric cannot become {metric!r} while the service runs: its pods do not measure it",
+            hint=f"deploy it again with .to(kt.Compute(...).autoscale(metric={metric!r}))",
+        )
     if "metric" in values:
         values["autoscaler_class"] = None
+    if spec.initial_scale is not None and (max_scale := values.get("max_scale")):
+        # Its time is over: the pods of the next deploy are as many as it declares.
+        values["initial_scale"] = min(spec.initial_scale, max_scale)
     if "min_scale" in values:
         values = _with_schedule(values)
         if "min_schedule" not in values:

@@ -167,6 +167,10 @@ def test_a_live_change_holds_until_a_deploy_declares_other_numbers(
     until(lambda: handle.stats().pods_ready == 2, seconds=60)
     handle.to(quick(min_scale=1, max_scale=2))
     assert handle.stats().min_scale == 2  # only the code is new
+    same_numbers = quick(min_scale=1, max_scale=2)
+    same_numbers.launch_timeout = 1200
+    handle.to(same_numbers)
+    assert handle.stats().min_scale == 2
     capfd.readouterr()
     handle.to(quick(min_scale=1, max_scale=4))
     assert "min_scale=2" in capfd.readouterr().err

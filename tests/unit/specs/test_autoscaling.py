@@ -209,6 +209,26 @@ def test_a_number_replaces_a_schedule_and_its_time_zone():
         changed(declared, {"min_scale": 2, "timezone": "Asia/Tokyo"})
 
 
+def test_a_smaller_maximum_outweighs_how_many_pods_there_were_to_begin_with():
+    declared = scaled(initial_scale=4, max_scale=8)
+    assert changed(declared, {"max_scale": 2}).max_scale == 2
+    assert changed(declared, {"max_scale": 6}).initial_scale == 4
+
+
+@pytest.mark.parametrize("metric", ["cpu", "memory"])
+def test_pods_that_do_not_measure_a_metric_cannot_be_scaled_by_it(metric):
+    with pytest.raises(AutoScalingError, match=f"metric cannot become '{metric}' while"):
+        changed(scaled(), {"metric": metric, "target": 50})
+    declared = scaled(metric="cpu", target=50, min_scale=1)
+    assert changed(declared, {"metric": "memory"}).metric == "memory"
+
+
+@pytest.mark.parametrize("word", ["initial_scale", "initial_replicas"])
+def test_what_only_a_deploy_can_change_is_refused_by_each_of_its_names(word):
+    with pytest.raises(AutoScalingError, match=f"{word} cannot be changed while"):
+        changed(scaled(), {word: 2})
+
+
 @pytest.mark.parametrize("word", ["min_scale", "min_replicas"])
 @pytest.mark.parametrize("number", [2, None])
 def test_a_change_replaces_an_earlier_one_of_the_same_field(word, number):
