@@ -440,7 +440,11 @@ class DataStore:
                 )
             elif row is None:
                 rows[name] = ListedPath(
-                    name=name, is_directory=True, size=nested.size, created=nested.created
+                    name=name,
+                    is_directory=True,
+                    size=nested.size,
+                    created=nested.created,
+                    locale=_locale(nested),
                 )
             else:
                 rows[name] = replace(
@@ -448,6 +452,8 @@ class DataStore:
                     is_directory=True,
                     size=row.size + nested.size,
                     created=max(row.created, nested.created),
+                    # Of the keys in it: the store if it has one, else a pod.
+                    locale=row.locale if nested.publisher is not None else "store",
                 )
         return [rows[name] for name in sorted(rows)]
 
@@ -832,9 +838,7 @@ def _rows(manifest: Manifest, view: KeyView, inside: str) -> dict[str, ListedPat
         if row is not None:
             rows[name] = replace(row, is_directory=True, size=row.size + entry.size)
         elif rest:
-            rows[name] = ListedPath(
-                name=name, is_directory=True, size=entry.size, created=view.created
-            )
+            rows[name] = replace(_listed(name, entry, view), is_directory=True)
         else:
             rows[name] = _listed(name, entry, view)
     return rows

@@ -81,7 +81,7 @@ class Room:
     """
 
     owner: str = ""
-    hint: str = "make room there, then deploy again"
+    hint: str = "make room there, then try again"
     limit_bytes: int | None = None
 
 

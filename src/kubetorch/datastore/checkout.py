@@ -3,11 +3,9 @@
     <root>/.kt-get-…/   new and changed files, while they come
     <root>/…            files that are as they should be stay as they are
 
-A folder that is new appears as a whole. An existing one with more than one change is replaced as a
-whole, by a folder with the new files and with hard links to the others, unless it is in use or the
-file system does not allow it: then file after file is replaced. A process that has an old file open
-keeps it. A get that fails or is killed before that changes no file of the destination; the next one
-removes what a killed one left.
+A folder that is new appears as a whole; in an existing one file after file is replaced, each at
+once. A process that has an old file open keeps it. A get that fails or is killed before that
+changes no file of the destination; the next one removes what a killed one left.
 """
 
 # Names are text: a Path for each of thousands of files costs more than everything else here.
@@ -40,7 +38,7 @@ from kubetorch.datastore.manifests import Entry, Manifest
 from kubetorch.datastore.snapshots import Extent
 from kubetorch.datastore.tuning import LIMITS, TIMING
 from kubetorch.errors import DataStoreError, ProtocolError
-from kubetorch.lib.files import FileLock
+from kubetorch.lib.files import FileLock, has_writer
 
 _STAGE = ".kt-get-"
 _WRITE_BITS, _FOLDER_MODE = 0o222, 0o755
@@ -205,9 +203,12 @@ class Checkout:
         try:
             if not _has_content(disk_path, entry_content):
                 return False
+            with FileIO(disk_path) as file:
+                is_open = has_writer(file.fileno())
         except OSError:  # it cannot be read, or has changed
             return False
-        self._cache.add(disk_path, file_stat, entry_content, read_ns)
+        if not is_open:
+            self._cache.add(disk_path, file_stat, entry_content, read_ns)
         return True
 
     def _stage_file(self, path: str, entry: Entry, manifest: Manifest) -> None:

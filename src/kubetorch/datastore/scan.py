@@ -40,6 +40,7 @@ from kubetorch.datastore.scan_cache import FileRecord, FolderRecord, ListingCach
 from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
+from kubetorch.lib.files import has_writer
 
 _MIB = 1024 * 1024
 _HINT = "list what the pods do not need in .ktignore"
@@ -603,7 +604,10 @@ def _read(pending_file: Pending, spool: Spool) -> FileRecord | None:
         try:
             with FileIO(pending_file.path) as file:
                 file_stat = os.fstat(file.fileno())
-                record = scan_cache.record(pending_file.name, file_stat, "", read_ns=now)
+                is_open = has_writer(file.fileno())
+                record = scan_cache.record(
+                    pending_file.name, file_stat, "", read_ns=now, is_open=is_open
+                )
                 copy = spool if record.is_racy else None
                 content = _hash(file, file_stat.st_size, copy)
                 is_whole = content[1] == file_stat.st_size

@@ -92,9 +92,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Listings)
 
 
-def record(name: str, file_stat: os.stat_result, digest: str, *, read_ns: int) -> FileRecord:
-    """The record of a file that was read at `read_ns` (as of `time.time_ns`)."""
-    is_racy = file_stat.st_ctime_ns > read_ns - TIMING.racy_file_seconds * 1e9
+def record(
+    name: str, file_stat: os.stat_result, digest: str, *, read_ns: int, is_open: bool = False
+) -> FileRecord:
+    """The record of a file that was read at `read_ns` (as of `time.time_ns`).
+
+    A file that a program has open for writing (`is_open`) may change without a sign of it.
+    """
+    is_racy = is_open or file_stat.st_ctime_ns > read_ns - TIMING.racy_file_seconds * 1e9
     return FileRecord(
         name=name,
         size=file_stat.st_size,

@@ -26,6 +26,7 @@ from kubetorch.datastore.scan import FileChangedError
 from kubetorch.datastore.sources import Source, unreadable
 from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import KubetorchError
+from kubetorch.lib.files import has_writer
 
 
 class Extent(NamedTuple):
@@ -195,6 +196,7 @@ class Snapshot:
                     file = _File(source, read_stat=before, read_ns=read_ns)
                     data = self._read_content(file, descriptor, size)
                     after = os.fstat(descriptor)
+                    is_open = has_writer(descriptor)
             except EOFError:
                 size = None
                 continue
@@ -204,7 +206,8 @@ class Snapshot:
                 if isinstance(error, KubetorchError):  # of the sink
                     raise
                 raise unreadable(source.disk_path, error) from error
-            if after.st_ctime_ns == before.st_ctime_ns and after.st_size == size:
+            is_unchanged = after.st_ctime_ns == before.st_ctime_ns and after.st_size == size
+            if is_unchanged and not is_open:
                 self._keep(file, data)
                 return file
             if data is None:

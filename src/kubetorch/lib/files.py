@@ -6,9 +6,12 @@ Locks between processes (`flock`), waited for with a deadline.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -53,6 +56,25 @@ def tail(path: Path, lines: int, *, limit_bytes: int = 64 * 1024) -> list[str]:
     except OSError:
         return []
     return text.splitlines()[-lines:]
+
+
+def has_writer(descriptor: int) -> bool:
+    """Whether a program may be writing to a file: it has the file open for that, or mapped.
+
+    Writes to a mapped file move no time of it while the page is not on disk yet. The kernel gives
+    no lease for reading then (Linux, fcntl(2)). False where that cannot be known: for the file of
+    another user, on other systems and some file systems.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        # The signal to who holds a lease that somebody opens the file: this one is ignored.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 class FileLock:

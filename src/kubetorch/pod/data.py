@@ -197,6 +197,12 @@ class DataMounts:
 
     def _switch(self, mount: DataMount, target: Path) -> None:
         path = mount.path
+        if Path(path) in target.parents:
+            raise ResourceNotAvailableError(
+                f"{mount.key!r} cannot be shown at {path}: the pod's own files are below it, in "
+                f"{target.parent.parent}",
+                hint="choose another path",
+            )
         try:
             if path not in self._links:
                 self._links[path] = self._filesystem.clear(path, self._pod.working_dir)

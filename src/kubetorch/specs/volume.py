@@ -127,7 +127,7 @@ def check_mount_path(path: object, parameter: str = "mount_path") -> str:
             f"{parameter} is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'
         )
     cleaned = "/" + posixpath.normpath(path).lstrip("/")
-    is_unsafe = ".." in path.split("/") or ":" in path or "\0" in path
+    is_unsafe = ".." in path.split("/") or ":" in path or not path.isprintable()
     if not path.startswith("/") or cleaned == "/" or is_unsafe:
         raise SpecError(
             f"{parameter} is {path!r}; it must be an absolute path below '/', such as '/data'"

@@ -231,6 +231,14 @@ def test_a_pod_that_cannot_show_the_data_says_so_to_the_deployer(
         deployed(jobs.read, {str(tmp_path / "file"): "models/base"})
 
 
+def test_data_above_the_files_of_the_pod_itself_is_refused(
+    jobs: ModuleType, tmp_path: Path, emptied_home: Path
+) -> None:
+    put(tmp_path, "models/base", {"a.txt": "1"})
+    with pytest.raises(kt.ResourceNotAvailableError, match="the pod's own files are below it"):
+        deployed(jobs.read, {str(emptied_home.parent): "models/base"})
+
+
 def test_the_program_of_a_pod_that_cannot_fetch_says_why(jobs: ModuleType, tmp_path: Path) -> None:
     put(tmp_path, "models/base", {"a.txt": "1"})
     (tmp_path / "full").write_text("")

@@ -204,6 +204,42 @@ def test_a_full_disk_at_the_getter_is_a_typed_error_and_leaves_nothing(
     assert completed.stdout == "StorageFullError True ['small']\n", completed.stderr
 
 
+MEDIUM_DISK = SMALL_DISK.replace("size=4m", "size=24m")
+
+
+def test_tensors_without_room_are_refused_before_the_first_of_them_is_stored(
+    tmp_path: Path,
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = """
+        import os, numpy, kubetorch as kt
+        from kubetorch.local import lifetime
+        os.environ |= {"KT_LOCAL_DIR": os.path.abspath("home"), "KT_BACKEND": "local"}
+        random = numpy.random.default_rng(0)
+        large = random.integers(0, 255, 40_000_000, "u1")
+        try:
+            kt.put("large", {"w": large})
+        except kt.StorageFullError as error:
+            print(type(error).__name__)
+        kt.put("small", {"w": large[:9_000_000]})
+        print(kt.get("small")["w"].shape)
+        lifetime.stop()
+    """
+    command = (
+        *UNSHARE[:-1],
+        MEDIUM_DISK,
+        str(disk),
+        sys.executable,
+        "-c",
+        textwrap.dedent(program),
+    )
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    if "unshare" in completed.stderr or "mount:" in completed.stderr:
+        pytest.skip("this user cannot mount a small disk")
+    assert completed.stdout == "StorageFullError\n(9000000,)\n", completed.stderr
+
+
 def test_two_putters_of_one_key_leave_the_whole_of_either(service: Service) -> None:
     contents = {}
     for name in ("one", "two"):

@@ -6,16 +6,22 @@ import asyncio
 import os
 import shutil
 import stat
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from math import nan
 from pathlib import Path
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kubetorch as kt
+from kubetorch.datastore.tuning import TIMING
 from kubetorch.sdk import backend
+from tests.local.calling import until
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -291,6 +297,33 @@ def test_a_key_below_another_hides_what_that_one_has_there(ckpt: Path) -> None:
     assert files("out") == {"w.bin", "sub/c.json"}
 
 
+def test_a_folder_without_files_is_made_at_the_destination() -> None:
+    Path("nothing").mkdir()
+    kt.put("q", "nothing", contents=True)
+    kt.get("q", "out", contents=True)
+    kt.get("q", "below")
+    assert Path("out").is_dir()
+    assert Path("below/q").is_dir()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases tell who has a file open")
+def test_what_a_program_writes_to_a_mapped_file_is_stored_by_the_next_put() -> None:
+    # In memory a write to a mapped page never moves the times of the file.
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        file = Path(name, "w.bin")
+        mapped = numpy.memmap(file, "u1", "w+", shape=(3_000_000,))
+        mapped[:] = 2
+        mapped.flush()
+        until(lambda: time.time() - file.stat().st_ctime > TIMING.racy_file_seconds + 0.1)
+        kt.put("mapped", file)
+        mapped[:] = 3
+        mapped.flush()
+        del mapped
+        kt.put("mapped", file)
+        kt.get("mapped", "out/")
+        assert Path("out/mapped").read_bytes() == file.read_bytes()
+
+
 def test_lists_of_keys_and_of_sources(ckpt: Path) -> None:
     Path("extra.txt").write_text("extra")
     kt.put(["many/x", "many/y"], [ckpt, "extra.txt"])
@@ -342,6 +375,8 @@ def test_what_cannot_be_put_is_a_value_error(ckpt: Path) -> None:
         kt.put("k")
     with pytest.raises(ValueError, match="Could not locate path to sync up: nowhere"):
         kt.put("k", "nowhere")
+    with pytest.raises(ValueError, match="src is an empty path"):
+        kt.put("k", "")
     with pytest.raises(ValueError, match="a path, a list of paths, or tensors"):
         kt.put("k", {"step": 3})
     with pytest.raises(ValueError, match='locale is \'moon\'; it can be "store" or "local"'):
@@ -402,6 +437,13 @@ def test_a_link_in_place_of_a_folder_does_not_lead_a_get_elsewhere(ckpt: Path) -
 def test_a_broadcast_needs_a_condition_and_of_files_nobody_waits_for_it(ckpt: Path) -> None:
     with pytest.raises(ValueError, match="at least one of timeout, world_size and ips"):
         kt.BroadcastWindow(fanout=2)
+    for wrong in ({"timeout": "5"}, {"timeout": nan}, {"world_size": 1.5}, {"ips": "10.0.0.1"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; it must be"):
+            kt.BroadcastWindow(**wrong)
+    with pytest.raises(ValueError, match=r"fanout is 99; it must be .* at most 50"):
+        kt.BroadcastWindow(timeout=1, fanout=99)
+    with pytest.raises(ValueError, match="broadcast is"):
+        kt.put("b", ckpt, broadcast={"timeout": 1})
     window = kt.BroadcastWindow(world_size=2, timeout=500.0, fanout=1)
     assert window.to_dict() == {"timeout": 500.0, "world_size": 2, "fanout": 1, "pack": False}
     kt.put("b", ckpt, broadcast=window)

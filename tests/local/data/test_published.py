@@ -63,6 +63,7 @@ def test_what_a_pod_publishes_is_read_there_and_getters_become_sources(
     pod = publisher("models/live", str(source), **files)
     assert holders("models") == [(pod,)]
     assert kt.ls("models") == [{"name": "live/", "is_directory": True, "locale": pod}]
+    assert {"name": "models/", "is_directory": True, "locale": pod} in kt.ls()
     stored = sum(path.stat().st_size for path in emptied_home.glob("blobs/??/*"))
     content, getting_pod = getter("models/live", str(tmp_path / "copy"))
     assert content == files

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from pathlib import Path
 
 import pytest
 
-from kubetorch.lib.files import FileLock, tail, write_atomically
+from kubetorch.lib.files import FileLock, has_writer, tail, write_atomically
 
 
 def test_a_file_is_replaced_at_once_and_its_mode_is_the_users_own(tmp_path: Path) -> None:
@@ -32,6 +34,20 @@ def test_the_last_lines_of_a_file_are_read_from_its_end(tmp_path: Path) -> None:
     assert tail(file, 9) == ["one", "two", "three"]
     assert tail(file, 9, limit_bytes=8) == ["o", "three"]
     assert tail(tmp_path / "none", 9) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases tell it")
+def test_a_file_has_a_writer_as_long_as_it_is_open_or_mapped_for_writing(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(4096))
+    with file.open("rb") as reader:
+        assert not has_writer(reader.fileno())
+        with file.open("r+b") as writer:
+            mapped = mmap.mmap(writer.fileno(), 4096)
+            assert has_writer(reader.fileno())
+        assert has_writer(reader.fileno())
+        mapped.close()
+        assert not has_writer(reader.fileno())
 
 
 def test_a_lock_is_held_by_one_until_it_is_closed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from kubetorch.config import environment
 from kubetorch.datastore import keys, publications
+from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.publications import Extents
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError, StoreUnavailableError
 from kubetorch.lib.http_client import HttpClient, Response
@@ -185,6 +186,15 @@ class DataClient:
             body = BlobSizes({digest: sizes[digest] for digest in batch})
             missing_digests += messages.decode(BlobNames, self._post("blobs-missing", body)).blobs
         return missing_digests
+
+    def has_room(self, size: int) -> bool:
+        """Whether the store has room for so many bytes."""
+        try:
+            # A name that no blob has: what is missing then is the whole.
+            self.missing({digest_of(b"room"): size})
+        except StorageFullError:
+            return False
+        return True
 
     def upload(self, packed: Iterable[bytes]) -> None:
         """Store blobs, as `datastore.transfer.compressed` has them; up to 4 GiB at once."""

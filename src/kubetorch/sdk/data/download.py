@@ -152,6 +152,8 @@ class Download:
                         self._offer_arriving(needed_parts, placement, checkout, sizes)
                     self._fetch_parallel(sizes, checkout)
                     checkout.install()
+                    if not files and declared is None:
+                        self._make_folder(folder, "" if contents else path.rpartition("/")[2])
                     offered = [part for part in needed_parts if part.is_whole or is_joined]
                     self._offer(offered, placement, root)
                 finally:
@@ -160,6 +162,10 @@ class Download:
             if isinstance(error, KubetorchError):
                 raise
             raise write_error(error, root) from error
+
+    def _make_folder(self, folder: str, name: str) -> None:
+        """Make the folder of a key that has nothing in it."""
+        os.makedirs(os.path.join(folder, name), exist_ok=True)  # noqa: PTH103, PTH118  # text
 
     def _offer_arriving(
         self, parts: list[Part], placement: _Placement, checkout: Checkout, sizes: Mapping[str, int]

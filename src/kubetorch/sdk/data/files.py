@@ -83,7 +83,7 @@ def _send(
         if source.kind == "file" and content is None
     )
     with upload:
-        if upload.is_sending and fresh_bytes and not upload.check_room(fresh_bytes):
+        if upload.is_sending and fresh_bytes and not upload.has_room(fresh_bytes):
             # Much of it may be there already: what is missing decides, before a byte is sent.
             upload.is_sending = False
         snapshot = Snapshot(cache, upload)

@@ -23,7 +23,7 @@ from kubetorch.sdk.data import buckets, files, tensors, windows
 from kubetorch.sdk.data.client import ask, find_key
 from kubetorch.sdk.data.download import Download
 from kubetorch.sdk.data.progress import Progress
-from kubetorch.sdk.data.windows import BroadcastWindow
+from kubetorch.sdk.data.windows import BroadcastWindow, check_window
 from kubetorch.specs import names
 from kubetorch.wire import introspection
 from kubetorch.wire.data import RemovePath
@@ -95,6 +95,7 @@ def put(  # noqa: PLR0913  # the documented parameters
     del start_rsyncd, base_path, nccl_port, nccl_pg_mode  # of an earlier release
     _check_put(src, locale, lifespan)
     names_of_keys = _keys(key, "put")
+    check_window(broadcast)
     if inpod.is_deploying():
         return
     if locale == "local":
@@ -183,6 +184,7 @@ def get(  # noqa: PLR0913  # the documented parameters
     """
     del nccl_pg_mode  # of an earlier release
     names_of_keys = _keys(key, "get")
+    check_window(broadcast)
     if any("://" in name for name in names_of_keys):
         names_of_keys = _pulled(names_of_keys, secret, namespace, kubeconfig_path, verbose)
         key = names_of_keys[0] if isinstance(key, str) else names_of_keys
@@ -359,6 +361,10 @@ def existing_paths(src: object) -> list[str]:
                 f"src is {introspection.shown(path)}; it must be a path, a list of paths, or "
                 "tensors, alone or in dicts and lists",
                 hint="write other values to a file, and put that",
+            )
+        if not os.fspath(path):
+            raise SpecError(
+                "src is an empty path", hint='"." is the working directory; is a variable unset?'
             )
         expanded = Path(path).expanduser()
         if not expanded.exists():

@@ -59,6 +59,7 @@ def put(
     name = keys.check(key)
     file = TensorFile(value)
     progress.begin(file.size, 1)
+    _check_room(session, namespace, file)
     store = _Sender(session, namespace, name, file.size, progress)
     groups = _groups(_chunk(file, number) for number in range(len(file.header.cuts)))
     digests = [digest for group in weights.in_threads(store.add, groups) for digest in group]
@@ -81,6 +82,24 @@ def put(
         f"the blobs of {name!r} vanish from the store, {LIMITS.data_attempts} times in a row",
         hint="put it again when the store is at rest",
     )
+
+
+def _check_room(session: Session, namespace: str, file: TensorFile) -> None:
+    """Refuse tensors for which the store has no room, before the first of them is sent.
+
+    Raises:
+        StorageFullError: It has none for what it lacks of them.
+    """
+    if ask(session, namespace, lambda client: client.has_room(file.size)):
+        return
+
+    def size_of(number: int) -> tuple[str, int]:
+        content = _chunk(file, number).content
+        return digest_of(content), len(content)
+
+    # Most of them may be there: what is missing decides.
+    sizes = dict(weights.in_threads(size_of, range(len(file.header.cuts))))
+    ask(session, namespace, lambda client: client.missing(sizes))
 
 
 def _chunk(file: TensorFile, number: int) -> _Blob:
@@ -128,7 +147,11 @@ class _Sender:
     def add(self, blobs: Sequence[_Blob]) -> list[str]:
         """Store blobs; returns their digests."""
         if self.cache.is_store:
-            digests = [self.cache.blobs.add(blob.content) for blob in blobs]
+            digests = [digest_of(blob.content) for blob in blobs]
+            for digest, blob in zip(digests, blobs, strict=True):
+                if not self.cache.blobs.has(digest):
+                    self._progress.add_moved(len(blob.content))
+                self.cache.blobs.add(blob.content, digest)
         else:
             digests = [digest_of(blob.content) for blob in blobs]
             self._send_verified(dict(zip(digests, blobs, strict=True)))

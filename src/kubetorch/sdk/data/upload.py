@@ -155,14 +155,9 @@ class Upload:
 
     # ------------------------------------------------------------------------------------ sending
 
-    def check_room(self, size: int) -> bool:
-        """False if the store has no room for so many bytes."""
-        try:
-            # A name that no blob has: what is missing then is the whole.
-            self._ask(lambda client: client.missing({digest_of(b"room"): size}))
-        except StorageFullError:
-            return False
-        return True
+    def has_room(self, size: int) -> bool:
+        """Whether the store has room for so many bytes."""
+        return self._ask(lambda client: client.has_room(size))
 
     def send_unread(self) -> None:
         """Send the blobs that the store lacks, of files that were read before."""

@@ -6,6 +6,8 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from types import UnionType
 from typing import Any
 
 from kubetorch.config import environment
@@ -13,7 +15,11 @@ from kubetorch.errors import DataStoreError, SpecError
 from kubetorch.sdk.data.client import ask
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import TIMING
+from kubetorch.wire import introspection
 from kubetorch.wire.data import JoinWindow, WindowView
+
+#: That a pod serves at a time.
+_MOST_GETTERS = 50
 
 
 @dataclass
@@ -51,14 +57,36 @@ class BroadcastWindow:
                 "kt.BroadcastWindow needs at least one of timeout, world_size and ips",
                 hint="for example kt.BroadcastWindow(world_size=4, timeout=60)",
             )
-        for name in ("timeout", "world_size", "fanout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise SpecError(f"{name} is {value!r}; it must be greater than 0")
+        _check_number("timeout", self.timeout, int | float, inf)
+        _check_number("world_size", self.world_size, int, inf)
+        _check_number("fanout", self.fanout, int, _MOST_GETTERS)
+        ips: object = self.ips
+        if isinstance(ips, str):
+            hint = 'for example ["10.0.0.7"]'
+            raise SpecError(f"ips is {ips!r}; it must be a list of addresses", hint=hint)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that have a value."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def _check_number(name: str, value: object, kind: type | UnionType, most: float) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= most:  # type: ignore[operator]  # it is a number
+        noun = "a whole number" if kind is int else "a number of seconds"
+        limit = "" if most == inf else f", at most {most}"
+        raise SpecError(f"{name} is {value!r}; it must be {noun} greater than 0{limit}")
+
+
+def check_window(window: object) -> None:
+    """Refuse a `broadcast` that is neither `None` nor a `kt.BroadcastWindow`."""
+    if window is not None and not isinstance(window, BroadcastWindow):
+        raise SpecError(
+            f"broadcast is {introspection.shown(window)}",
+            hint="for example kt.BroadcastWindow(world_size=4, timeout=60)",
+        )
 
 
 def wait(session: Session, namespace: str, window: BroadcastWindow, keys: Sequence[str]) -> None:
