@@ -1,16 +1,19 @@
-"""Servers that stand for object storage: of S3, with faults, and of the layout of Hugging Face."""
+"""Servers that stand for object storage, with faults: of S3, Google, Azure and Hugging Face."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 SECRET = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "mine"}
 
@@ -36,6 +39,15 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
+    @property
+    def key(self) -> str:
+        """The name of the object, in the bucket `bucket`."""
+        return unquote(urlsplit(self.path).path).partition("/bucket")[2].strip("/")
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
         sent = {"content-length": str(len(body))} | {
@@ -60,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Objects:
-    """The objects of a bucket of S3, for `serving`, and what goes wrong with them.
+    """The objects of a bucket of S3 or Google, for `serving`, and what goes wrong with them.
 
     Attributes:
         content: By key.
@@ -69,6 +81,7 @@ class Objects:
         requests: Method and key of each request.
         stores_first: Whether a put that is refused is stored all the same.
         modified: When all objects were written, as lists have it.
+        allows: Whether the signature of a request is right.
     """
 
     def __init__(self, **content: bytes) -> None:
@@ -77,6 +90,9 @@ class Objects:
         self.requests: list[tuple[str, str]] = []
         self.stores_first = False
         self.modified = "2026-11-02T10:00:00.000Z"
+        self.allows: Callable[[BaseHTTPRequestHandler], bool] = lambda request: True
+        #: The parts of objects that are being written, by key and number.
+        self.parts: dict[tuple[str, str], bytes] = {}
         #: Tags that the list has in place of the right ones.
         self.listed_tags: dict[str, str] = {}
 
@@ -88,18 +104,12 @@ class Objects:
 
         class Handler(_Handler):
             def do_GET(self) -> None:
-                url = urlsplit(self.path)
-                key = unquote(url.path).removeprefix("/bucket").strip("/")
-                objects.requests.append((self.command, key))
-                status = objects.on_request(self.command, key)
-                if status is not None:
-                    self.answer(status)
-                elif "list-type" in parse_qs(url.query):
-                    query = parse_qs(url.query)
-                    prefix, delimiter = (
-                        query.get(name, [""])[0] for name in ("prefix", "delimiter")
-                    )
-                    self.answer(200, objects.list(prefix, delimiter))
+                key, query = self.key, self.query
+                if objects.refuses(self):
+                    return
+                if "list-type" in query:
+                    lists = objects.list(query.get("prefix", ""), query.get("delimiter", ""))
+                    self.answer(200, lists)
                 elif key not in objects.content:
                     self.answer(404)
                 else:
@@ -116,21 +126,30 @@ class Objects:
             do_HEAD = do_GET
 
             def do_PUT(self) -> None:
-                key = unquote(urlsplit(self.path).path).removeprefix("/bucket").strip("/")
+                key, part = self.key, self.query.get("partNumber")
                 data = self.rfile.read(int(self.headers["content-length"]))
-                objects.requests.append((self.command, key))
                 if objects.stores_first:
                     objects.content[key] = data
-                status = objects.on_request(self.command, key)
-                if status is None:
+                if objects.refuses(self):
+                    return
+                if part is None:
                     objects.content[key] = data
-                    self.answer(200, etag=f'"{objects.tag(key)}"')
                 else:
-                    self.answer(status)
+                    objects.parts[key, part] = data
+                self.answer(200, etag=f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"')
 
             def do_POST(self) -> None:
-                """The deletion of several objects."""
+                """The begin and the end of a put in parts, or the deletion of several objects."""
                 body = self.rfile.read(int(self.headers["content-length"])).decode()
+                if self.query.keys() & {"uploads", "uploadId"}:
+                    if objects.refuses(self):
+                        return
+                    row = "<UploadId>1</UploadId>"
+                    if "uploadId" in self.query:
+                        objects.join(self.key, re.findall("<PartNumber>(.*?)</", body))
+                        row = f"<ETag>{objects.tag(self.key)}</ETag>"
+                    self.answer(200, f"<Answer>{row}</Answer>".encode())
+                    return
                 keys = re.findall("<Key>(.*?)</Key>", body)
                 objects.requests += [("DELETE", key) for key in keys]
                 statuses = [objects.on_request("DELETE", key) for key in keys]
@@ -144,6 +163,22 @@ class Objects:
 
         return Handler
 
+    def refuses(self, request: _Handler) -> bool:
+        """Note a request, and answer it if it is refused."""
+        self.requests.append((request.command, request.key))
+        status = self.on_request(request.command, request.key)
+        if status is None and not self.allows(request):
+            status = 403
+        if status is None and not re.match(r"(/\w+)?/bucket([/?]|$)", request.path):
+            status = 404
+        if status is not None:
+            request.answer(status)
+        return status is not None
+
+    def join(self, key: str, numbers: Iterable[str]) -> None:
+        """Let parts be the content of an object."""
+        self.content[key] = b"".join(self.parts.pop((key, number)) for number in numbers)
+
     def list(self, prefix: str, delimiter: str = "") -> bytes:
         content = {key: data for key, data in self.content.items() if key.startswith(prefix)}
         folders = dict.fromkeys(
@@ -154,7 +189,7 @@ class Objects:
         rows = "".join(
             f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders
         ) + "".join(
-            f"<Contents><Key>{key}</Key><LastModified>{self.modified}</LastModified>"
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{self.modified}</LastModified>"
             f'<ETag>"{self.listed_tags.get(key, self.tag(key))}"</ETag>'
             f"<Size>{len(data)}</Size></Contents>"
             for key, data in sorted(content.items())
@@ -164,6 +199,89 @@ class Objects:
             f"<ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated>{rows}"
             "</ListBucketResult>"
         ).encode()
+
+
+def azure(objects: Objects, account: str, key: str) -> type[BaseHTTPRequestHandler]:
+    """A server of the layout of Azure; `bucket` is the only container of the account.
+
+    Args:
+        key: Of the account; a request without a right signature is refused.
+    """
+
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            if objects.refuses(self):
+                return
+            if self.query.get("comp") == "list":
+                self.answer(200, _azure_list(objects, self.query.get("prefix", "")))
+            elif self.key not in objects.content:
+                self.answer(404)
+            elif self.headers.get("if-match", tag := f'"{objects.tag(self.key)}"') != tag:
+                self.answer(412)
+            else:
+                self.part(objects.content[self.key], etag=tag, last_modified=_MODIFIED)
+
+        do_HEAD = do_GET
+
+        def do_PUT(self) -> None:
+            data = self.rfile.read(int(self.headers["content-length"]))
+            if objects.refuses(self):
+                return
+            kind = self.query.get("comp")
+            if kind == "block":
+                objects.parts[self.key, self.query["blockid"]] = data
+                self.answer(201)
+                return
+            if kind == "blocklist":
+                objects.join(self.key, re.findall("<Uncommitted>(.*?)</", data.decode()))
+            else:
+                objects.content[self.key] = data
+            self.answer(201, etag=f'"{objects.tag(self.key)}"', last_modified=_MODIFIED)
+
+    objects.allows = lambda request: (
+        request.headers.get("authorization")
+        == (
+            f"SharedKey {account}:"
+            + azure_signature(request.command, request.path, dict(request.headers), account, key)
+        )
+    )
+    return Handler
+
+
+def _azure_list(objects: Objects, prefix: str) -> bytes:
+    rows = "".join(
+        f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{_MODIFIED}</Last-Modified>"
+        f"<Etag>{objects.tag(key)}</Etag><Content-Length>{len(data)}</Content-Length>"
+        "<Content-Type>a/b</Content-Type></Properties></Blob>"
+        for key, data in sorted(objects.content.items())
+        if key.startswith(prefix)
+    )
+    return f"<EnumerationResults><Blobs>{rows}</Blobs><NextMarker/></EnumerationResults>".encode()
+
+
+def azure_signature(
+    method: str, path: str, headers: Mapping[str, str], account: str, key: str
+) -> str:
+    """What Azure wants a request to be signed with."""
+    sent = {name.lower(): value for name, value in headers.items()}
+    if sent.get("content-length") == "0":
+        del sent["content-length"]
+    url = urlsplit(path)
+    lines = [
+        method,
+        *(sent.get(name, "") for name in _SIGNED_HEADERS),
+        *sorted(f"{name}:{value}" for name, value in sent.items() if name.startswith("x-ms-")),
+        f"/{account}{url.path}",
+        *sorted(f"{name}:{value}" for name, value in parse_qsl(url.query, keep_blank_values=True)),
+    ]
+    text = "\n".join(lines).encode()
+    return base64.b64encode(hmac.digest(base64.b64decode(key), text, "sha256")).decode()
+
+
+_SIGNED_HEADERS = (
+    *("content-encoding", "content-language", "content-length", "content-md5", "content-type"),
+    *("date", "if-modified-since", "if-match", "if-none-match", "if-unmodified-since", "range"),
+)
 
 
 def hub(files: dict[str, bytes], *, token: str = "") -> type[BaseHTTPRequestHandler]:

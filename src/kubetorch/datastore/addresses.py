@@ -185,7 +185,7 @@ def _of_profile(content: str) -> dict[str, str]:
 
 
 def check_options(scheme: Scheme, options: Mapping[str, str]) -> dict[str, str]:
-    """Options from outside, checked.
+    """Options from outside, checked; URLs without `/` at their ends.
 
     Raises:
         DataStoreError: An option is none of this scheme, or no value that can be used.
@@ -197,7 +197,9 @@ def check_options(scheme: Scheme, options: Mapping[str, str]) -> dict[str, str]:
             raise DataStoreError(f"{name} is no URL such as https://storage.example.com")
         if name == "GOOGLE_APPLICATION_CREDENTIALS_JSON":
             _check_google(value)
-    return dict(options)
+    return {
+        name: value.rstrip("/") if "ENDPOINT" in name else value for name, value in options.items()
+    }
 
 
 def _check_google(value: str) -> None:

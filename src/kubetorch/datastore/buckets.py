@@ -35,6 +35,9 @@ try:
 except ImportError:
     obstore = None  # type: ignore[assignment]  # `Bucket` says so
 
+#: The option with the credentials of Google.
+_GOOGLE = "GOOGLE_APPLICATION_CREDENTIALS_JSON"
+
 
 class ObjectChangedError(DataStoreError):
     """An object is another one than its list said: the list is to be read again."""
@@ -98,8 +101,19 @@ class Bucket:
         self._proxy = proxy
         self._options = options
         self._patience = patience
-        with errors_of(address):
+        self._can_write = is_own or address.scheme != "gs" or _GOOGLE in options
+        try:
             self.store = self._open(is_own=is_own)
+            self._contents = self.store
+            if address.scheme == "gs":
+                # Google decompresses an object whose encoding is gzip, unless it is asked for gzip.
+                # It may compress a list then.
+                self._contents = self._open(is_own=is_own, encoding="gzip")
+        except (exceptions.BaseError, ValueError, OSError) as error:
+            raise DataStoreError(
+                f"{address} cannot be opened: {_text(error)}",
+                hint="the values of secret= are wrong, or one is missing",
+            ) from None
 
     def objects(self) -> list[ObjectInfo]:
         """All objects, in the order of their paths.
@@ -146,11 +160,17 @@ class Bucket:
 
     def write(self, path: str, pieces: Iterable[bytes], size: int) -> str:
         """Write an object, which appears at once or not at all; returns its tag."""
+        if not self._can_write:  # obstore would ask for the identity of this machine
+            raise DataStoreError(
+                f"{self.address} may not be written to without credentials", hint=_SECRET_HINT
+            )
         location = "/".join(filter(None, (self.address.path, path)))
         content: Any = b"".join(pieces) if size <= LIMITS.bucket_part_bytes else pieces
+        part = _part_bytes(size)
+        streams = LIMITS.bucket_writes_of_object * LIMITS.bucket_written_part_bytes // part
         with errors_of(self.address, path):
             result = obstore.put(
-                self.store, location, content, max_concurrency=LIMITS.bucket_writes_of_object
+                self.store, location, content, chunk_size=part, max_concurrency=max(streams, 1)
             )
         return _tag(result["e_tag"])
 
@@ -160,7 +180,7 @@ class Bucket:
         address = self.address
         if address.path and not address.is_folder:
             with contextlib.suppress(FileNotFoundError):
-                meta = obstore.head(self.store, address.path)
+                meta = obstore.head(self._contents, address.path)
                 return [ObjectInfo("", meta["size"], _tag_of(meta), meta["path"])]
         if address.scheme in ("https", "http"):
             return []
@@ -223,7 +243,7 @@ class Bucket:
             options["if_match"] = f'"{info.tag}"'
         with errors_of(self.address, info.path):
             try:
-                result = obstore.get(self.store, info.location, options=options)
+                result = obstore.get(self._contents, info.location, options=options)
                 data = memoryview(result.bytes())
             except (exceptions.PreconditionError, FileNotFoundError) as error:
                 raise _changed(self.address, info, "vanished or changed") from error
@@ -254,7 +274,9 @@ class Bucket:
     def _hub(self) -> str:
         return self._options.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
-    def _client(self, *, timeout: bool = True) -> Any:  # noqa: ANN401  # of obstore's stubs alone
+    def _client(self, *, timeout: bool = True, encoding: str = "") -> Any:  # noqa: ANN401  # of stubs
+        token = self._options.get("HF_TOKEN")
+        authorization = token and f"Bearer {token}"
         client: dict[str, Any] = {
             "allow_http": True,  # that of an endpoint or address says it
             "connect_timeout": timedelta(seconds=TIMING.bucket_connect_seconds),
@@ -262,11 +284,12 @@ class Bucket:
             # A stream may take long; who waits for it notices when nothing comes.
             "timeout": timedelta(seconds=self._patience.request_seconds * (1 if timeout else 1440)),
             "user_agent": "kubetorch",
+            "default_headers": _named(
+                {"authorization": authorization, "accept-encoding": encoding}
+            ),
         }
         if self._proxy is not None:
             client["proxy_url"] = self._proxy
-        if token := self._options.get("HF_TOKEN"):
-            client["default_headers"] = {"authorization": f"Bearer {token}"}
         return client
 
     def _http(self, url: str, *, is_exact: bool = False) -> ObjectStore:
@@ -277,10 +300,10 @@ class Bucket:
             retry_config=_retry(self._patience),
         )
 
-    def _open(self, *, is_own: bool) -> ObjectStore:
+    def _open(self, *, is_own: bool, encoding: str = "") -> ObjectStore:
         address, options = self.address, self._options
         more: dict[str, Any] = {
-            "client_options": self._client(),
+            "client_options": self._client(encoding=encoding),
             "retry_config": _retry(self._patience),
         }
         if address.scheme == "s3":
@@ -289,7 +312,7 @@ class Bucket:
             return store.AzureStore(address.bucket, config=_azure(options, is_own=is_own), **more)
         if address.scheme == "gs":
             config: Any = _named({"base_url": options.get("GOOGLE_ENDPOINT_URL")})
-            content = options.get("GOOGLE_APPLICATION_CREDENTIALS_JSON")
+            content = options.get(_GOOGLE)
             if content is None:
                 if not is_own:
                     config["skip_signature"] = True
@@ -303,6 +326,11 @@ class Bucket:
         if address.scheme == "hf":
             return self._http(self._hub)
         return self._http(f"{address.scheme}://{address.bucket}")
+
+
+def _part_bytes(size: int) -> int:
+    """The parts in which an object of so many bytes is written, of which it has not too many."""
+    return max(LIMITS.bucket_written_part_bytes, -(-size // LIMITS.bucket_parts_of_object))
 
 
 class _HubFile(msgspec.Struct):
@@ -433,8 +461,12 @@ def errors_of(address: Address, path: str = "", secret_hint: str = _SECRET_HINT)
         _raise(error, address, path, secret_hint)
 
 
+def _text(error: Exception) -> str:
+    return str(error).partition("\n\nDebug source")[0]
+
+
 def _raise(error: Exception, address: Address, path: str, secret_hint: str) -> NoReturn:
-    text = str(error).partition("\n\nDebug source")[0]
+    text = _text(error)
     where = f"{path[:200]!r} of {address}" if path else str(address)
     code = re.search(r"status code: (\d{3})", text)
     reason = re.search(r"<Code>([A-Za-z]{1,60})</Code>", text)

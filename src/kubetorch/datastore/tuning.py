@@ -129,6 +129,11 @@ class Limits(Table):
     bucket_streams: int = 6
     #: A part of an object that one request fetches.
     bucket_part_bytes: int = 8 * 1024**2
+    #: A part of an object that one request writes, unless it had too many of them. S3 and Google
+    #: take no smaller parts.
+    bucket_written_part_bytes: int = 5 * 1024**2
+    #: Parts in which an object is written: S3 and Google take no more.
+    bucket_parts_of_object: int = 10_000
     #: Parts of one object that are written at once.
     bucket_writes_of_object: int = 4
     #: Attempts of a request, with a server that answers 5xx or not at all.

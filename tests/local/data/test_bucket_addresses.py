@@ -148,6 +148,31 @@ def test_only_a_whole_identity_of_azure_signs() -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("address", "options", "fault"),
+    [
+        ("az://bucket/a", {"AZURE_STORAGE_ACCOUNT_KEY": "YQ=="}, "Account must be specified"),
+        (
+            "az://bucket/a",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "me", "AZURE_STORAGE_ACCOUNT_KEY": "not base 64!"},
+            "Invalid Access Key",
+        ),
+        (
+            "gs://bucket/a",
+            {"GOOGLE_APPLICATION_CREDENTIALS_JSON": '{"type": "service_account"}'},
+            "missing field `private_key`",
+        ),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_named(
+    tmp_path: Path, address: str, options: dict[str, str], fault: str
+) -> None:
+    failure = pull(tmp_path, address, **options)["failure"]
+    assert f"{address} cannot be opened" in failure["message"]
+    assert fault in failure["message"]
+    assert failure["state"]["hint"] == "the values of secret= are wrong, or one is missing"
+
+
 def test_memory_of_a_pull_is_limited(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"

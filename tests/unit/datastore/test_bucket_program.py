@@ -19,6 +19,13 @@ pytestmark = pytest.mark.security
 ADDRESS = addresses.parse("s3://bucket")
 
 
+@pytest.mark.parametrize("size", [0, 1, 2**20, 40 * 2**30, 50 * 2**30, 5 * 2**40])
+def test_no_object_is_written_in_more_parts_than_a_cloud_takes(size: int) -> None:
+    part = buckets._part_bytes(size)
+    assert part * 10_000 >= size
+    assert part == 5 * 2**20 or part * 9_999 < size
+
+
 class EndlessBucket(buckets.Bucket):
     """A bucket whose objects never end, though its list says that they do."""
 
