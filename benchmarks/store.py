@@ -178,11 +178,17 @@ def small_files(folder: Path) -> None:
 def _ours(folder: Path) -> Iterator[Measure]:
     with (
         ours.project(["getters.py"]) as project,
-        ours.home() as env,
-        processes.program("kubetorch_store", str(project), str(folder), env=env) as client,
-        processes.program("kubetorch_store", str(project), str(folder), env=env) as writer,
-        processes.program("kubetorch_store", str(project), str(folder), env=env) as reader,
+        ours.home() as home,
+        ExitStack() as programs,
     ):
+        # Programs do not inherit what is ours.
+        env = home | {"KT_BENCHMARK_BYTES": str(SIZE), "KT_BENCHMARK_FOLDER": FOLDER}
+        client, writer, reader = (
+            programs.enter_context(
+                processes.program("kubetorch_store", str(project), str(folder), env=env)
+            )
+            for _ in range(3)
+        )
 
         def measure() -> dict[str, float]:
             renew(folder)
