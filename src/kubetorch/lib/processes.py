@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
 
@@ -93,14 +93,20 @@ def _environments() -> list[tuple[int, list[bytes]]]:
     if sys.platform != "linux":
         return _environments_by_ps()
     environments = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                environment = (folder / "environ").read_bytes().split(b"\0")
-                environments.append((int(folder.name), environment))
-            except OSError:  # another user's, or gone
-                continue
+    for pid in _pids():
+        with contextlib.suppress(OSError):  # another user's, or gone
+            environments.append((pid, _environment(pid)))
     return environments
+
+
+def _pids() -> Iterator[int]:
+    return (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+
+
+def _environment(pid: int) -> list[bytes]:
+    # Machines have hundreds of processes, and pathlib takes longer than the file.
+    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read().split(b"\0")
 
 
 def _environments_by_ps() -> list[tuple[int, list[bytes]]]:
@@ -234,15 +240,10 @@ def members(leader: int, *, marker: str) -> list[int]:
     if sys.platform != "linux":
         return []
     pids = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+    for pid in _pids():
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            is_member = int(stat(folder)[3]) == leader
-            if is_member or (
-                marker and marker.encode() in (folder / "environ").read_bytes().split(b"\0")
-            ):
-                pids.append(int(folder.name))
+            if os.getsid(pid) == leader or (marker and marker.encode() in _environment(pid)):
+                pids.append(pid)
     return pids
 
 
