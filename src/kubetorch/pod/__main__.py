@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,10 +14,21 @@ if os.getpid() == 1 or signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-from kubetorch.lib import mounts
-from kubetorch.pod.agent import main
-from kubetorch.wire.podenv import BACKEND
+from kubetorch.pod import spare
+
+#: A copy of `kubetorch.wire.podenv.BACKEND`, whose import would be in the zygote, too.
+_BACKEND_VARIABLE = "KT_BACKEND"
+
+
+def run() -> int:
+    """Run the agent; returns its exit status."""
+    is_local = os.environ.get(_BACKEND_VARIABLE) == "local"
+    gc.disable()  # the agent turns it on again
+    zygote, refusal = spare.begin() if is_local else (None, None)
+    from kubetorch.pod.agent import main  # noqa: PLC0415  # the zygote is forked without it
+
+    return main(os.environ, zygote, refusal=refusal)
+
 
 if __name__ == "__main__":
-    is_local = os.environ.get(BACKEND) == "local"
-    sys.exit(main(os.environ, refusal=mounts.separate() if is_local else None))
+    sys.exit(run())

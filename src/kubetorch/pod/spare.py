@@ -14,17 +14,27 @@ import sys
 
 from kubetorch.lib import mounts
 from kubetorch.pod.worker_process import zygotes
+from kubetorch.pod.worker_process.zygotes import LaunchedZygote
 
 
-def wait() -> int:
-    """Become the agent of a pod, or end; returns the exit status."""
+def begin() -> tuple[LaunchedZygote | None, str | None]:
+    """Enter a mount namespace, and fork a zygote, before an agent imports the rest.
+
+    Returns:
+        The zygote, and why the machine allows no mount namespace.
+    """
     # Garbage collection costs a tenth of the imports' time; the agent turns it on again.
     gc.disable()
     refusal = mounts.separate()
     try:
-        zygote = zygotes.fork_zygote()
+        return zygotes.fork_zygote(), refusal
     except OSError:
-        zygote = None  # the agent will start a zygote itself, and meet the error
+        return None, refusal  # the agent will start a zygote itself, and meet the error
+
+
+def wait() -> int:
+    """Become the agent of a pod, or end; returns the exit status."""
+    zygote, refusal = begin()
     from kubetorch.pod.agent import main  # noqa: PLC0415  # only now: see above
 
     line = sys.stdin.buffer.readline()

@@ -43,6 +43,14 @@ def test_an_edit_is_served_and_stages_are_reported(agent, controller):
     assert agent.post("/f", 1) == (200, ["two", 1])
 
 
+def test_a_worker_is_a_fork_of_the_agent_where_both_have_one_interpreter_and_environment(
+    agent, controller
+):
+    controller.deploy(1, "import os\n\ndef f(): return os.getpid()\n", "f")
+    _, pid = agent.post("/f")
+    assert psutil.Process(pid).cmdline() == psutil.Process(agent.pid).cmdline()
+
+
 def test_a_same_size_edit_within_a_second_is_served(agent, controller):
     for generation in range(1, 6):
         source = f"def f(): return {generation}\n"
