@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 
 Path = tuple[str, ...]
 Manifest = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(FrozenValue):
     """One set of equal pods within an object."""
 
     template: Path
@@ -26,8 +25,7 @@ class Group:
     default: int = 1
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(FrozenValue):
     """One row: a kind, and the paths of its fields.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.manifests import kinds, labels, trainjob
 from kubetorch.manifests.kinds import Kind, Manifest, Path, dictionary_at, named
 from kubetorch.specs import quantity
@@ -109,8 +110,7 @@ class WorkloadManifest:
             trainjob.write(self.object, self.primary.body)
 
 
-@dataclass(frozen=True)
-class ManifestParameter:
+class ManifestParameter(FrozenValue):
     """One field of `ComputeSpec` in a manifest.
 
     Attributes:

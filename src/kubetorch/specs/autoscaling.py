@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kubetorch.errors import AutoScalingError, did_you_mean
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.specs import hints
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ _MOST_EXPRESSIONS = 200
 _CRON_FIELDS = "minute hour day-of-month month day-of-week"
 
 
-@dataclass(frozen=True)
-class AutoscalingSpec:
+class AutoscalingSpec(FrozenValue):
     """When pods are added and removed.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 
 #: The attribute of a function that has its `BatchSpec`.
 MARKER = "__kubetorch_batched__"
@@ -14,8 +14,7 @@ MOST_ITEMS = 10_000
 LONGEST_WAIT_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class BatchSpec:
+class BatchSpec(FrozenValue):
     """Which calls of one function run together.
 
     Attributes:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from kubetorch.lib.frozen_values import FrozenValue
 
 #: What stands for the port of the pod in the command of an app; `${port}` is the shell's.
 APP_PORT = re.compile(r"(?<!\$)\{port\}")
 
 
-@dataclass(frozen=True)
-class AppSpec:
+class AppSpec(FrozenValue):
     """One app.
 
     Attributes:
@@ -34,8 +34,7 @@ class AppSpec:
     within: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class BatchedMethod:
+class BatchedMethod(FrozenValue):
     """A method whose calls run together.
 
     Attributes:
@@ -62,8 +61,7 @@ OnReplace = Literal["warn", "error"]
 RecordMode = Literal["failed", "all", "none"]
 
 
-@dataclass(frozen=True)
-class CallableRef:
+class CallableRef(FrozenValue):
     """The place where a pod finds the user's callable.
 
     The project that travels is the tree whose digest the deploy carries; it lies in a pod at

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.data import DataMount
 from kubetorch.specs.distribution import AGENT_PORT as AGENT_PORT
@@ -29,8 +30,7 @@ Dispatch = Literal["all", "any"]
 _AUTOSCALED_GROUP = "serving.knative.dev/"
 
 
-@dataclass(frozen=True)
-class Toleration:
+class Toleration(FrozenValue):
     """A taint of nodes that pods accept; the words are those of Kubernetes.
 
     Attributes:
@@ -58,8 +58,7 @@ TOLERATION_WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class ComputeSpec:
+class ComputeSpec(FrozenValue):
     """Resources and settings of a workload's pods, validated by `kubetorch.sdk`.
 
     With a manifest of the user (`manifest`), the fields hold what `kubetorch.manifests.parameters`

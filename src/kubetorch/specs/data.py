@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from kubetorch.lib.frozen_values import FrozenValue
 
 #: `ro`: files and folders without write bits; `rw`: a copy that the pod may change.
 DataMode = Literal["ro", "rw"]
 MODES: tuple[DataMode, ...] = get_args(DataMode)
 
 
-@dataclass(frozen=True)
-class DataMount:
+class DataMount(FrozenValue):
     """What a key of the data store holds, at a path of each pod.
 
     Attributes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError, did_you_mean
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.specs import hints
 
 FRAMEWORKS = ("spmd", "pytorch", "ray", "monarch", "jax", "tensorflow")
@@ -58,8 +58,7 @@ SUPERVISOR_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class DistributionSpec:
+class DistributionSpec(FrozenValue):
     """A distributed service.
 
     Attributes:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 
 #: Instructions that a live image can follow; see `kubetorch.sdk.image.Image.from_dockerfile`.
 SUPPORTED = (
@@ -36,8 +36,7 @@ SUPPORTED = (
 )
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(FrozenValue):
     """One instruction, its keyword in upper case and continuation lines joined.
 
     `line` is the number of its first line, from 1.

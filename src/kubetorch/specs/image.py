@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 
 #: The variable with the pod's install command; a user's `install_cmd` replaces it.
 INSTALL_VARIABLE = "KT_PIP_INSTALL_CMD"
@@ -34,8 +35,7 @@ class Step:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class PipStep(Step):
+class PipStep(Step, FrozenValue):
     """Install one requirement: a fragment of a shell command, so it may carry quotes and flags.
 
     Attributes:
@@ -50,8 +50,7 @@ class PipStep(Step):
         return _forced(f"RUN {install_command or '$' + INSTALL_VARIABLE} {self.requirement}", self)
 
 
-@dataclass(frozen=True)
-class RunStep(Step):
+class RunStep(Step, FrozenValue):
     """Run a shell command; a command that ends in `&` goes on in the background."""
 
     command: str
@@ -65,8 +64,7 @@ class RunStep(Step):
         return f"{FORCE}\n{line}" if self.force else line
 
 
-@dataclass(frozen=True)
-class EnvStep(Step):
+class EnvStep(Step, FrozenValue):
     """Set a variable for later steps and the user's code; the pod expands `$NAME` in the value."""
 
     name: str
@@ -88,8 +86,7 @@ class EnvStep(Step):
         return f'ENV {self.name}="{escaped}"'
 
 
-@dataclass(frozen=True)
-class CopyStep(Step):
+class CopyStep(Step, FrozenValue):
     """Copy a local file or folder into the pod.
 
     Attributes:
@@ -129,8 +126,7 @@ class CopyStep(Step):
         return f"{FORCE}\nCOPY {line}" if self.force else f"COPY {line}"
 
 
-@dataclass(frozen=True)
-class WorkdirStep(Step):
+class WorkdirStep(Step, FrozenValue):
     """Change the working directory of later steps and of the user's code."""
 
     path: str
@@ -140,8 +136,7 @@ class WorkdirStep(Step):
         return f"WORKDIR {self.path}"
 
 
-@dataclass(frozen=True)
-class UserStep(Step):
+class UserStep(Step, FrozenValue):
     """Change the user of later steps and of the user's code."""
 
     user: str
@@ -169,8 +164,7 @@ def _forced(line: str, step: PipStep | RunStep) -> str:
 Command = tuple[str, ...] | str | None
 
 
-@dataclass(frozen=True)
-class ImageSpec:
+class ImageSpec(FrozenValue):
     """A base image and the steps on top of it.
 
     Attributes:
@@ -228,8 +222,7 @@ def is_reference(name: str) -> bool:
 Reason = Literal["new", "changed", "forced"]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(FrozenValue):
     """The steps that a pod has to run for an image.
 
     Attributes:

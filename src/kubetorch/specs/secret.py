@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from kubetorch.errors import SpecError, did_you_mean
+from kubetorch.lib.frozen_values import FrozenValue
 
 MountType = Literal["env", "volume"]
 
@@ -34,8 +34,7 @@ _SYSTEM_FOLDERS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Provider:
+class Provider(FrozenValue):
     """The places where a provider keeps its credentials.
 
     Attributes:
@@ -105,8 +104,7 @@ def provider(name: object) -> Provider:
     return PROVIDERS[name]
 
 
-@dataclass(frozen=True)
-class SecretRef:
+class SecretRef(FrozenValue):
     """A secret as a pod sees it.
 
     Attributes:

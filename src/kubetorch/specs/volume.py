@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.specs import quantity
 
 ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
@@ -30,8 +30,7 @@ _CLAIM = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
 _SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 
 
-@dataclass(frozen=True)
-class VolumeSpec:
+class VolumeSpec(FrozenValue):
     """One volume of a service.
 
     Attributes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 
 
-@dataclass(frozen=True)
-class RuntimeSpec:
+class RuntimeSpec(FrozenValue):
     """The interpreter that the pods of the local backend run the user's code with.
 
     Attributes:
@@ -42,8 +42,7 @@ class RuntimeSpec:
     project_digest: str | None = None
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(FrozenValue):
     """The code that a workload runs; the controller knows the creator.
 
     Attributes:
@@ -79,8 +78,7 @@ class Origin:
         return f"{self.callable} of project {self.name}"
 
 
-@dataclass(frozen=True)
-class WorkloadSpec:
+class WorkloadSpec(FrozenValue):
     """One workload.
 
     Attributes:

@@ -27,6 +27,7 @@ from types import GetSetDescriptorType, MemberDescriptorType, TracebackType
 from typing import Any, TypeGuard
 
 from kubetorch import errors
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.wire import codecs
 from kubetorch.wire.introspection import (
     attempt,
@@ -57,8 +58,7 @@ _NO_TEXT = "its message cannot be shown:"
 _REDUNDANT_ATTRIBUTES = frozenset({"obj", "exceptions", "message"})
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(FrozenValue):
     """An exception as plain values.
 
     Attributes:

@@ -44,13 +44,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from kubetorch.errors import CallableNotFoundError
 from kubetorch.lib import modules
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.pod.user_process import frameworks
 from kubetorch.pod.user_process.frameworks import MonarchHosts
 from kubetorch.wire import codecs, exceptions, introspection
@@ -125,8 +125,7 @@ class EndOfImport(BaseException):
     """Ends the import of the deployed file. The loader catches it; the module stays."""
 
 
-@dataclass(frozen=True)
-class EndedImport:
+class EndedImport(FrozenValue):
     """An import of the deployed file that ended early.
 
     Attributes:
@@ -314,8 +313,7 @@ def _is_defining(statement: ast.stmt) -> bool:
     return isinstance(statement, _DEFINING)
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(FrozenValue):
     """Where the callable is defined; see `kubetorch.specs.callable.CallableRef`."""
 
     kind: str
