@@ -23,11 +23,11 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
@@ -63,8 +63,7 @@ from kubetorch.wire.data import (
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(msgspec.Struct, frozen=True, dict=True):
     """A manifest, and what is looked up in it."""
 
     manifest: Manifest

@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
@@ -49,8 +50,7 @@ def check_part(part: str) -> None:
         check_digest(part)
 
 
-@dataclass
-class _Get:
+class _Get(msgspec.Struct):
     """A get that goes on.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Get:
     end: float
     holder: Holder | None = None
     parent: Holder | None = None
-    failed: set[Holder] = field(default_factory=set)
+    failed: set[Holder] = msgspec.field(default_factory=set)
     complaints: int = 0
 
 
@@ -262,11 +262,10 @@ class Holders:
         return workload is not None and holder.pod in workload.pod_names
 
 
-@dataclass
-class _Window:
+class _Window(msgspec.Struct):
     opened: float
     #: By participant: its last question.
-    questions: dict[str, tuple[float, JoinWindow]] = field(default_factory=dict)
+    questions: dict[str, tuple[float, JoinWindow]] = msgspec.field(default_factory=dict)
     closed: float | None = None
 
     def is_met(self, now: float) -> bool:

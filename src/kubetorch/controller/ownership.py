@@ -7,7 +7,7 @@ use: on this machine always, in a cluster only where that is certain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from kubetorch.errors import ServiceTakenError
 from kubetorch.specs.workload import Origin, WorkloadSpec
@@ -17,8 +17,7 @@ from kubetorch.wire.messages import Creator, Deploy
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(msgspec.Struct, frozen=True):
     """The use of a service at one moment.
 
     Attributes:

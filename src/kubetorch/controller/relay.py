@@ -19,10 +19,11 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from kubetorch.controller.routes.table import Exchange
 from kubetorch.controller.workload import Workload
@@ -61,8 +62,7 @@ _PREFIX = b"x-forwarded-prefix"
 _HOST = b"host"
 
 
-@dataclass(frozen=True)
-class Hosts:
+class Hosts(msgspec.Struct, frozen=True):
     """The names under which apps are reached through the controller.
 
     Attributes:

@@ -10,8 +10,9 @@ import configparser
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+import msgspec
 
 from kubetorch.datastore import keys
 from kubetorch.errors import DataStoreError
@@ -54,8 +55,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FOLDERS = ("datasets", "spaces")
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """Where objects are.
 
     Attributes:

@@ -22,12 +22,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+import msgspec
 from blake3 import blake3
 
 from kubetorch.datastore.tuning import LIMITS, TIMING
@@ -70,8 +70,7 @@ def poisoned(digest: str, fault: str) -> DataStoreError:
     return DataStoreError(f"the blob {digest} is poisoned: {fault}")
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """The disk space of a store.
 
     Attributes:
@@ -104,8 +103,7 @@ def storage_error(
     return StorageFullError(f"{prefix}{cause} in {folder} ({free})", hint=room.hint)
 
 
-@dataclass(frozen=True)
-class BlobInfo:
+class BlobInfo(msgspec.Struct, frozen=True):
     """A blob in a store: digest, length in bytes, seconds since the epoch of its last put."""
 
     digest: str

@@ -17,7 +17,6 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,8 +34,7 @@ _MERGED_FOLDER = ".merged"
 _RECORD_VERSION = 1
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """A folder with the project for one worker.
 
     A slot without a number is no copy: it is the folder of the project itself.

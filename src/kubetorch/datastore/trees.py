@@ -26,7 +26,6 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
@@ -60,8 +59,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
     target: str = ""
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(msgspec.Struct, frozen=True):
     """Entries in the order of their paths."""
 
     digest: str

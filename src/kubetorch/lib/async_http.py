@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from dataclasses import dataclass
 from typing import SupportsIndex
 from urllib.parse import urlsplit
+
+import msgspec
 
 from kubetorch.lib import deadlines, transports
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
@@ -32,8 +33,7 @@ class TooLargeError(Exception):
     """An answer, or a line of one, has more bytes than the limit."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = ()

@@ -15,9 +15,10 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
 
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
@@ -46,8 +47,7 @@ class UntrustedError(UnreachableError):
     """The server's certificate does not verify."""
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     host: str
     port: int
     tls: ssl.SSLContext | None = None

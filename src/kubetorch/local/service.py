@@ -19,10 +19,10 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import uvloop
 
 from kubetorch._version import __version__
@@ -176,8 +176,7 @@ def run(service: Service) -> int:
     return 0
 
 
-@dataclass(eq=False)
-class Service:
+class Service(msgspec.Struct, eq=False, dict=True):
     """The service, from its start to its end."""
 
     home: Home

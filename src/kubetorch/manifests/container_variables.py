@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+import msgspec
 
 from kubetorch.errors import SpecError
 from kubetorch.specs import quantity
@@ -23,22 +24,19 @@ _RESOURCE = re.compile(r"(limits|requests)\.(cpu|memory|ephemeral-storage|hugepa
 _SOURCES = ("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef")
 
 
-@dataclass(frozen=True)
-class TextVariable:
+class TextVariable(msgspec.Struct, frozen=True):
     name: str
     text: str
 
 
-@dataclass(frozen=True)
-class FieldVariable:
+class FieldVariable(msgspec.Struct, frozen=True):
     """A field of the pod's own object."""
 
     name: str
     path: str
 
 
-@dataclass(frozen=True)
-class ResourceVariable:
+class ResourceVariable(msgspec.Struct, frozen=True):
     """An amount of a container's resources, in units of the divisor, rounded up.
 
     `amount` is `None` where the manifest has none: the limit is then the node's amount.
@@ -50,8 +48,7 @@ class ResourceVariable:
     amount: Fraction | None
 
 
-@dataclass(frozen=True)
-class SecretVariables:
+class SecretVariables(msgspec.Struct, frozen=True):
     secret: str
     variable: str | None = None
     key: str = ""
@@ -59,8 +56,7 @@ class SecretVariables:
     optional: bool = False
 
 
-@dataclass(frozen=True)
-class ConfigVariables:
+class ConfigVariables(msgspec.Struct, frozen=True):
     """Variables from a config map; only a cluster has config maps."""
 
     config_map: str
@@ -157,8 +153,7 @@ def _read_resource(
     return ResourceVariable(name, match[2], divisor or Fraction(1), amount)
 
 
-@dataclass(frozen=True)
-class PodFacts:
+class PodFacts(msgspec.Struct, frozen=True):
     """The pod and its node, as far as variables can ask for them.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,8 +25,7 @@ from kubetorch.wire.podenv import HOME
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-@dataclass(frozen=True)
-class SecretFiles:
+class SecretFiles(msgspec.Struct, frozen=True):
     """A secret whose values are files of a folder."""
 
     secret: str
@@ -36,8 +34,7 @@ class SecretFiles:
     optional: bool = False
 
 
-@dataclass(frozen=True)
-class ClaimMount:
+class ClaimMount(msgspec.Struct, frozen=True):
     claim: str
     path: str
     read_only: bool = False
@@ -56,8 +53,7 @@ class ClaimMount:
         return _check_inside(sub_path, "subPathExpr") or self.sub_path
 
 
-@dataclass(frozen=True)
-class Attached:
+class Attached(msgspec.Struct, frozen=True):
     """The secrets and volumes of a pod's container.
 
     Attributes:

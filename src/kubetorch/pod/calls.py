@@ -21,10 +21,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from kubetorch.errors import (
@@ -729,8 +729,7 @@ def join(earlier: Call | Outcome, caller: Caller) -> Call | None:
     return None
 
 
-@dataclass(eq=False, kw_only=True)
-class Calls:
+class Calls(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """All calls of a pod, and the worker that serves them."""
 
     pod_name: str
@@ -740,7 +739,7 @@ class Calls:
     #: Values that could not travel, by the ids of their calls.
     values: Outcomes
     on_change: Callable[[], None]
-    references: References = field(default_factory=References)
+    references: References = msgspec.field(default_factory=References)
 
     def __post_init__(self) -> None:
         self._open: set[Call] = set()

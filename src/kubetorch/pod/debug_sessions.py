@@ -16,8 +16,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError, SpecError
 from kubetorch.lib import private_sockets, websocket_protocol
@@ -40,8 +41,7 @@ _MODE = re.compile(r"[a-z-]{1,20}")
 _REQUESTED = ("debug=", "post-mortem")
 
 
-@dataclass(eq=False, kw_only=True)
-class DebugSessions:
+class DebugSessions(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """All stopped programs of a pod."""
 
     pod_name: str

@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,7 @@ _VARIABLE = re.compile(
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """The interpreter, variables and `sys.path` of the workers of a generation."""
 
     python: str

@@ -11,8 +11,9 @@ import asyncio
 import errno
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from kubetorch.config import environment
 from kubetorch.errors import ResourceNotAvailableError, SecretNotFound
@@ -87,7 +88,7 @@ class PodFilesystem:
             self.warning = (
                 f"the working directory of a pod is {pod_folder}, and not {declared_path}: {reason}"
             )
-            return replace(pod, working_dir=str(pod_folder))
+            return structs.replace(pod, working_dir=str(pod_folder))
         return pod
 
     async def shield(self, frozen: Iterable[str] = ()) -> None:

@@ -11,9 +11,10 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from kubetorch.config.settings import INSTALL_NAMESPACE
 from kubetorch.errors import ConfigError
@@ -81,8 +82,7 @@ def address(url: str) -> str:
         ) from error
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     workload: str | None = None
     controller_url: str | None = None
     host: str = HOST

@@ -14,7 +14,8 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
@@ -31,8 +32,7 @@ _MESSAGE_LIMIT = frames.HEADER_BYTES + wire_tuning.LIMITS.meta_bytes
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class KnativeKeepAlive:
+class KnativeKeepAlive(msgspec.Struct, eq=False, dict=True):
     has_unseen_call: Callable[[], bool]
     token: Callable[[], str | None]
     environ: Mapping[str, str]

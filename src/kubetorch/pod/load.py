@@ -18,8 +18,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from kubetorch.lib import processes
 from kubetorch.pod.logs import Line
@@ -37,8 +38,7 @@ _USAGE_METRICS = ("cpu", "memory")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, kw_only=True)
-class LoadReports:
+class LoadReports(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """Sums up the load, and reports it while the service is autoscaled.
 
     `calls` counts those that run or wait, `waiting` those that wait, `came` those that came since
@@ -313,8 +313,7 @@ class Metrics:
         return is_free and (is_process_known or len(self._values) < LIMITS.metric_processes)
 
 
-@dataclass(eq=False)
-class ItemUse:
+class ItemUse(msgspec.Struct, eq=False):
     """Advises to run several items of a map at once, when its items hardly use the processor.
 
     Maps are named by their identity.
@@ -325,7 +324,7 @@ class ItemUse:
     #: The number of running items of a map, one of which gets the line.
     running: Callable[[str], int]
     send_line: Callable[[str, Line], None]
-    _watched_maps: dict[str, None] = field(default_factory=dict)
+    _watched_maps: dict[str, None] = msgspec.field(default_factory=dict)
 
     def on_begun(self, map_id: str) -> None:
         """Measure a map from its first running item on."""

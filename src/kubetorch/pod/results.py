@@ -24,7 +24,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -190,8 +189,7 @@ class OutcomeFiles:
             file.close()
 
 
-@dataclass(eq=False)
-class Outcomes:
+class Outcomes(msgspec.Struct, eq=False, dict=True):
     """Outcomes by key, on disk, the oldest first out."""
 
     folder: Path
@@ -358,8 +356,7 @@ class _Ended:
 Upload = Callable[[Sequence[Callable[[], Iterable[bytes]]]], Awaitable[list[str]]]
 
 
-@dataclass(eq=False)
-class Results:
+class Results(msgspec.Struct, eq=False, dict=True):
     """Records spawned calls, and uploads their outcomes."""
 
     folder: Path

@@ -13,9 +13,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from kubetorch.errors import ProtocolError
@@ -46,8 +46,7 @@ _log = logging.getLogger(__name__)
 _ActivityEdge = tuple[bool, float, AppView | None, bool, int]
 
 
-@dataclass(frozen=True)
-class ControllerAddress:
+class ControllerAddress(msgspec.Struct, frozen=True):
     """URL and token of the controller. Read again for each connection: both may have changed."""
 
     fixed_url: str = ""
@@ -76,8 +75,7 @@ class ControllerAddress:
         return Path(self.token_file).read_text().strip() if self.token_file else self.fixed_token
 
 
-@dataclass(eq=False, kw_only=True)
-class Session:
+class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
     address: ControllerAddress
     hello: Callable[[], Hello]
     activity: Callable[[], Activity]

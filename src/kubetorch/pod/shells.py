@@ -13,7 +13,8 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
 from kubetorch.lib import deadlines, process_watch, processes, websocket_protocol
@@ -47,8 +48,7 @@ _ON_PIPES = 'cd -- "$0" && exec "$@"'
 ShellEnvironment = Callable[[], tuple[str, Mapping[str, str]]]
 
 
-@dataclass(eq=False, kw_only=True)
-class Shells:
+class Shells(msgspec.Struct, eq=False, kw_only=True, dict=True):
     pod_name: str
     guard: Guard
     shell_environment: ShellEnvironment

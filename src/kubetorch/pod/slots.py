@@ -33,9 +33,10 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from kubetorch.errors import QueueFullError
 from kubetorch.pod.tuning import LIMITS
@@ -88,29 +89,27 @@ class Start(NamedTuple):
         return any(slot == call == self.call for slot, call, _ in self.ancestors)
 
 
-@dataclass(eq=False)
-class _Slot:
+class _Slot(msgspec.Struct, eq=False):
     id: str
     processes: frozenset[int]
     #: `beside` of the ticket that took the slot.
     beside: int = 0
     #: The calls that run in it, in the order in which they began.
-    running: dict[str, None] = field(default_factory=dict)
+    running: dict[str, None] = msgspec.field(default_factory=dict)
     #: Descendants that wait, by their nearest ancestor that runs in the slot; `None` if unknown.
-    waiting: dict[str | None, OrderedDict[str, Ticket]] = field(default_factory=dict)
+    waiting: dict[str | None, OrderedDict[str, Ticket]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class _Process:
+class _Process(msgspec.Struct, eq=False):
     #: Slots that are taken, and calls that run.
     taken: int = 0
     running: int = 0
     #: True while the process gets no new calls.
     is_paused: bool = False
     #: Calls that were begun one inside the other, since there were so many.
-    lane: list[str] = field(default_factory=list)
+    lane: list[str] = msgspec.field(default_factory=list)
     #: Slots that are taken for calls of a kind, by how many may run beside one another.
-    beside: Counter[int] = field(default_factory=Counter)
+    beside: Counter[int] = msgspec.field(default_factory=Counter)
 
 
 class _Run(NamedTuple):

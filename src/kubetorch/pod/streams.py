@@ -19,10 +19,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError, ResultExpiredError
@@ -68,8 +68,7 @@ _FROM_CLIENT = frozenset(
 )
 
 
-@dataclass
-class _QueuedFrame:
+class _QueuedFrame(msgspec.Struct):
     """A frame that waits to be sent, with a payload after it or in it."""
 
     head: bytes
@@ -416,8 +415,7 @@ class MemoryOffer(NamedTuple):
 NO_MEMORY = MemoryOffer("", 0, lambda: None)
 
 
-@dataclass(eq=False)
-class ClientStream(Endpoint):
+class ClientStream(msgspec.Struct, Endpoint, eq=False, dict=True):
     """One client's stream; the endpoint of whichever connection it has."""
 
     client: str
@@ -824,8 +822,7 @@ class ClientStream(Endpoint):
                 ready.append(streamed)
 
 
-@dataclass(eq=False, kw_only=True)
-class Streams:
+class Streams(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """Accepts the connections of clients."""
 
     incarnation: str

@@ -17,8 +17,10 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore
@@ -157,8 +159,7 @@ class ProjectCode:
         return trees.decode(self._store.read(digest))
 
 
-@dataclass
-class Serving:
+class Serving(msgspec.Struct):
     """A loaded worker or a running app, with its code slot and its framework's node."""
 
     process: Worker | WorkerPool | RankGroup | AppProcess
@@ -175,8 +176,7 @@ def _needs_operator(spec: WorkloadSpec) -> bool:
     return is_ray and compute.manifest is None
 
 
-@dataclass(eq=False, kw_only=True)
-class GenerationLoader:
+class GenerationLoader(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """Loads generations: the files, the image, then a worker or an app."""
 
     pod: PodEnv
@@ -518,8 +518,7 @@ class GenerationLoader:
             await asyncio.to_thread(self.code.prune, keep())
 
 
-@dataclass(eq=False, kw_only=True)
-class Supervisor:
+class Supervisor(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """Brings the pod to the generation that the controller wants, and keeps it there."""
 
     pod: PodEnv

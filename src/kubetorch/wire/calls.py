@@ -21,8 +21,9 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kubetorch.errors import CallRefusedError, ProtocolError
 from kubetorch.wire import codecs, exceptions, frames, rank_values
@@ -51,8 +52,7 @@ def check_arguments(size: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """The call returned a value, still encoded.
 
     Attributes:
@@ -69,8 +69,7 @@ class Returned:
     instance: str | None = None
 
 
-@dataclass(frozen=True)
-class Raised:
+class Raised(msgspec.Struct, frozen=True):
     """The call ended with an exception, or did not run at all (`failure.started` is false)."""
 
     failure: exceptions.Failure
@@ -157,8 +156,7 @@ def unpack_outcome(data: Buffer) -> Outcome:
     )
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """A call that has ended.
 
     Attributes:

@@ -8,7 +8,6 @@ may read in workers: `POD_NAME`, `POD_NAMESPACE`, `POD_IP`, `KT_SERVICE_NAME`, `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -90,8 +89,7 @@ def own_data(root: Path) -> Path:
     return root / "data"
 
 
-@dataclass(frozen=True)
-class PodEnv:
+class PodEnv(msgspec.Struct, frozen=True):
     """The variables with which an agent starts.
 
     Attributes:

@@ -21,9 +21,10 @@ import hmac
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote_plus
+
+import msgspec
 
 from kubetorch.errors import UnauthorizedError
 from kubetorch.wire import routes
@@ -45,8 +46,7 @@ CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 DATA = "data"
 
 
-@dataclass(frozen=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True):
     """The content of a token; times are seconds since the epoch.
 
     Attributes:

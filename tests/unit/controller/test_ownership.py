@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from kubetorch.controller.ownership import Use, check_owner
 from kubetorch.errors import ServiceTakenError
@@ -40,7 +41,7 @@ def test_the_same_creator_project_and_callable_is_an_edit() -> None:
 
 def test_what_never_served_is_nothing_that_its_creator_could_lose() -> None:
     other_deploy = deploy(OTHER_PROJECT)
-    failed = replace(USED, never_served=True)
+    failed = structs.replace(USED, never_served=True)
     assert check_owner(SPEC, ANN, other_deploy, ANN, failed) == ""
     with pytest.raises(ServiceTakenError):
         check_owner(SPEC, ANN, other_deploy, BOB, failed)
@@ -87,7 +88,7 @@ def test_ones_own_service_that_nobody_uses_is_replaced_on_this_machine(
     origin: Origin, kind: CallableKind
 ) -> None:
     service = replace(SPEC, callable=replace(SPEC.callable, kind=kind))
-    note = check_owner(service, ANN, deploy(origin), ANN, replace(LOCAL, idle=180.0))
+    note = check_owner(service, ANN, deploy(origin), ANN, structs.replace(LOCAL, idle=180.0))
     assert note == (
         "the service train in namespace team ran train.py:train of project github.com/acme/shop, "
         "last used 3 minutes ago; this deploy replaces the service; another name would keep both"
@@ -105,7 +106,7 @@ def test_ones_own_service_that_nobody_uses_is_replaced_on_this_machine(
     ],
 )
 def test_what_is_replaced_says_when_it_was_last_used(idle: float | None, words: str) -> None:
-    assert words in replace(LOCAL, idle=idle).last_in_words
+    assert words in structs.replace(LOCAL, idle=idle).last_in_words
 
 
 def test_the_service_of_another_creator_is_refused_on_this_machine_too() -> None:
@@ -146,7 +147,11 @@ def test_on_a_cluster_it_is_replaced_for_the_same_machine() -> None:
             id="a chosen name of another project",
         ),
         pytest.param(
-            SPEC, OTHER_CALLABLE, replace(CLUSTER, reason="it may be used"), "may be used", id="use"
+            SPEC,
+            OTHER_CALLABLE,
+            structs.replace(CLUSTER, reason="it may be used"),
+            "may be used",
+            id="use",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from kubetorch.pod import environment
 from kubetorch.specs.callable import AppSpec, CallableRef
@@ -183,7 +184,7 @@ def test_what_the_user_of_a_pod_cannot_use_is_named(tmp_path):
     volume = VolumeSpec("data", "/nowhere/data")
     secret = SecretRef("aws", "kt.secret.aws", "volume", path="/nowhere/aws")
     compute = ComputeSpec(volumes=(volume,), secrets=(secret,))
-    pod = replace(POD, working_dir=str(tmp_path))
+    pod = structs.replace(POD, working_dir=str(tmp_path))
     denials = environment.denials(replace(spec(), compute=compute), pod)
     assert denials == [
         "there is no /nowhere/data, the volume 'data'",

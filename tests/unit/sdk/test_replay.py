@@ -42,7 +42,7 @@ def replay(
         id="c", namespace="ns", workload="f", pod="p", callable="f", state="failed", started=1.0
     )
     view = RecordView(call=call, spec=SPEC, creator=Creator("ada"), is_own=is_own, expires=2.0)
-    record = replace(RECORD, codec=codec, method=method)
+    record = msgspec.structs.replace(RECORD, codec=codec, method=method)
     return Replay(cast("Session", session or ClusterSession()), view, record)
 
 

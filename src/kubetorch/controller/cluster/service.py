@@ -22,11 +22,12 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import uvloop
+from msgspec import structs
 
 from kubetorch._version import __version__
 from kubetorch.config.settings import INSTALL_NAMESPACE
@@ -416,7 +417,7 @@ class _Service:
             call_state=calls,
             blob_stores=BlobStores(
                 settings.blobs / "blobs",
-                room=replace(ROOM, limit_bytes=settings.blobs_quota),
+                room=structs.replace(ROOM, limit_bytes=settings.blobs_quota),
                 bucket=bucket,
             ),
             keys=settings.blobs / "keys",

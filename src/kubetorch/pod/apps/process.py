@@ -11,7 +11,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -60,8 +59,7 @@ OWN_PORT = (
 )
 
 
-@dataclass(frozen=True)
-class AppRun:
+class AppRun(msgspec.Struct, frozen=True):
     generation: int
     app: AppSpec
     #: Port that it is to listen on: the declared one, or one of this pod alone.
@@ -158,8 +156,7 @@ async def _answers(address: str, port: int, path: str | None) -> bool:
         writer.transport.abort()
 
 
-@dataclass(eq=False)
-class AppProcess:
+class AppProcess(msgspec.Struct, eq=False, dict=True):
     """A run of an app, which may have ended."""
 
     app_run: AppRun
@@ -397,8 +394,7 @@ class AppProcess:
         self.on_line(line, self.generation)
 
 
-@dataclass(eq=False, kw_only=True)
-class AppHost:
+class AppHost(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """Starts apps, and leads requests to the app that serves."""
 
     root: Path

@@ -7,8 +7,9 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from kubetorch.errors import CallRefusedError, KubetorchError
 from kubetorch.lib import deadlines
@@ -100,8 +101,7 @@ def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
     return None if route.is_open else route.opens
 
 
-@dataclass(eq=False, kw_only=True)
-class App:
+class App(msgspec.Struct, eq=False, kw_only=True, dict=True):
     pod_name: str
     guard: Guard
     calls: Calls

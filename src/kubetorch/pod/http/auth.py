@@ -12,8 +12,9 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from kubetorch.errors import CallRefusedError, ConfigError, KubetorchError, UnauthorizedError
 from kubetorch.lib import asgi
@@ -22,8 +23,7 @@ from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, tokens
 
 
-@dataclass(frozen=True)
-class Credentials:
+class Credentials(msgspec.Struct, frozen=True):
     key: bytes = b""
     session: str = ""
     user: str = ""

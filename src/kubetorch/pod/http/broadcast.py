@@ -12,7 +12,8 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+
+import msgspec
 
 from kubetorch.errors import AgentDiedError, CallRefusedError, KubetorchError, SerializationError
 from kubetorch.lib import async_http, backoff, deadlines, transports
@@ -35,8 +36,7 @@ _PASSED_ON = (
 )
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(msgspec.Struct, frozen=True):
     """The answer of a pod, without the lines that were streamed."""
 
     status: int
@@ -134,8 +134,7 @@ class _Output:
             await self._respond.write(b'{"pod":%d,%b\n' % (ordinal, line[1:]))
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     ordinal: int
     members: Membership
     patience: float

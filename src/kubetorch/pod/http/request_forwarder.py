@@ -18,8 +18,9 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from kubetorch.errors import AgentDiedError
 from kubetorch.lib import deadlines, proxy, transports
@@ -42,8 +43,7 @@ def is_alone(headers: Iterable[Header]) -> bool:
     return any(name == _ALONE for name, _ in headers)
 
 
-@dataclass(eq=False, kw_only=True)
-class RequestForwarder:
+class RequestForwarder(msgspec.Struct, eq=False, kw_only=True, dict=True):
     pod_name: str
     members: Membership
     token: Callable[[], str | None]

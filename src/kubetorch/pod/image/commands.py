@@ -11,8 +11,9 @@ import asyncio
 import os
 import shlex
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import deadlines, process_watch
@@ -49,8 +50,7 @@ exec {uv} $flags "$@"
 _PIPS = ("pip", *(name.replace("python", "pip") for name in INTERPRETER_NAMES if name != "python"))
 
 
-@dataclass(eq=False)
-class CommandRunner:
+class CommandRunner(msgspec.Struct, eq=False, dict=True):
     root: Path
     working_dir: str
     filesystem: PodFilesystem

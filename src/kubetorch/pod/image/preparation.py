@@ -23,9 +23,11 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
 
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import CallRefusedError, ImageStepError
@@ -164,8 +166,7 @@ class StepReports:
         self._on_line(text, self._generation)
 
 
-@dataclass(eq=False)
-class Preparation:
+class Preparation(msgspec.Struct, eq=False, dict=True):
     """One run of an image's steps for a generation."""
 
     generation: int
@@ -472,7 +473,7 @@ class Images:
 
     def _remember(self, spec: WorkloadSpec, prepared: Prepared) -> Prepared:
         path = (str(self._commands.packages), *prepared.sys_path)
-        prepared = replace(prepared, sys_path=path)
+        prepared = structs.replace(prepared, sys_path=path)
         self._prepared = spec, prepared
         return prepared
 

@@ -23,9 +23,10 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -77,8 +78,7 @@ _log = logging.getLogger(__name__)
 _Error = TypeVar("_Error", bound=KubetorchError)
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
+class WorkerSpec(msgspec.Struct, frozen=True):
     """The callable that a worker runs, and its environment."""
 
     generation: int
@@ -90,13 +90,13 @@ class WorkerSpec:
     init_args: str | None
     preload: tuple[str, ...]
     log_level: str
-    modules: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: Calls of `def` that it runs at the same time, and true if more calls wait, not are refused.
     threads: int = LIMITS.worker_threads
     may_wait: bool = False
     library_path: tuple[str, ...] = ()
     #: Variables of this worker alone, not of other workers of the generation.
-    own_env: Mapping[str, str] = field(default_factory=dict)
+    own_env: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: The rank in a distributed service.
     rank: int | None = None
     code: str | None = None
@@ -168,8 +168,7 @@ class LoadFailed(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True)
-class WorkerProcess:
+class WorkerProcess(msgspec.Struct, frozen=True):
     """A process that was started as a worker, with its socket, pipe and file of stacks."""
 
     pid: int
@@ -188,8 +187,7 @@ class WorkerProcess:
         return processes.exit_status(self.pid) if status is None else status
 
 
-@dataclass
-class _Running:
+class _Running(msgspec.Struct):
     sink: CallSink
     request_id: str
     call_id: str
@@ -204,8 +202,7 @@ class _Running:
     in_batch: bool = False
 
 
-@dataclass(eq=False)
-class Worker:
+class Worker(msgspec.Struct, eq=False, dict=True):
     spec: WorkerSpec
     process: WorkerProcess
     pod_name: str
@@ -918,8 +915,7 @@ class WorkerSocket:
         self._socket.close()
 
 
-@dataclass(eq=False, kw_only=True)
-class WorkerHost:
+class WorkerHost(msgspec.Struct, eq=False, kw_only=True, dict=True):
     """Starts the workers of one agent, a pod of a service."""
 
     pod_name: str
@@ -929,7 +925,7 @@ class WorkerHost:
     zygote: LaunchedZygote | None = None
     #: Bytes that all processes of the pod may use; `None` with a control group, or without a limit.
     memory_limit: int | None = None
-    references: References = field(default_factory=References)
+    references: References = msgspec.field(default_factory=References)
 
     def __post_init__(self) -> None:
         self.references.on_drop.append(self._drop_reference)
