@@ -25,9 +25,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kubetorch.errors import SpecError
+from kubetorch.lib.frozen_values import FrozenValue
 
 _CLASSES = {
     "alnum": "a-zA-Z0-9",
@@ -44,8 +45,7 @@ _CLASSES = {
 _FOLLOW = "!follow "
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(FrozenValue):
     """A line of an ignore file."""
 
     text: str

@@ -41,6 +41,7 @@ from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
 from kubetorch.lib.files import has_writer
+from kubetorch.lib.frozen_values import FrozenValue
 
 _MIB = 1024 * 1024
 _HINT = "list what the pods do not need in .ktignore"
@@ -49,15 +50,13 @@ _HINT = "list what the pods do not need in .ktignore"
 Sizes = list[tuple[int, str]]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(FrozenValue):
     total_bytes: int = LIMITS.tree_files_bytes
     files: int = LIMITS.tree_entries
     warn_bytes: int = LIMITS.project_warning_bytes
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(FrozenValue):
     """The options of a scan.
 
     Attributes:
@@ -116,8 +115,7 @@ def _mebibytes(size: int) -> str:
     return f"{size / _MIB:.1f} MiB"
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(msgspec.Struct, frozen=True):
     """A file that has to be read."""
 
     name: str
@@ -128,8 +126,7 @@ class Pending:
     records: list[FileRecord]
 
 
-@dataclass
-class _Visit:
+class _Visit(msgspec.Struct):
     """A folder that the walk enters."""
 
     #: The path in the tree.

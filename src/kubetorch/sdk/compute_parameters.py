@@ -9,13 +9,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
 
 from kubetorch.config import environment
 from kubetorch.errors import AutoScalingError, SpecError, UnknownParameterError, did_you_mean
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.manifests.labels import RESERVED
 from kubetorch.manifests.scheduling import render_toleration
 from kubetorch.sdk import parameters
@@ -50,8 +51,7 @@ if TYPE_CHECKING:
 ABSENT = {item.name: item.default for item in fields(ComputeSpec)}
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(FrozenValue):
     """A parameter of `kt.Compute`; `manifests.parameters` has its place in a manifest.
 
     Attributes:

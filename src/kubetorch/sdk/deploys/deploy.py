@@ -30,7 +30,7 @@ import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from kubetorch.errors import (
     SpecError,
 )
 from kubetorch.lib import backoff, files, modules
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.lib.http_client import Response
 from kubetorch.sdk import backend, logs, parameters, tracebacks
 from kubetorch.sdk.bars import Bar
@@ -78,8 +79,7 @@ from kubetorch.wire.messages import (
 )
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(FrozenValue):
     """A deploy, as the user ordered it.
 
     Attributes:
@@ -104,8 +104,7 @@ class Order:
     on_shown: Callable[[DeployLog], object] = bool
 
 
-@dataclass(frozen=True)
-class _Bundle:
+class _Bundle(FrozenValue):
     """A complete spec, and the blobs that it names."""
 
     spec: WorkloadSpec

@@ -17,7 +17,7 @@ import os
 import site
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 
@@ -26,6 +26,7 @@ from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
 from kubetorch.errors import RemoteTraceback, SpecError
 from kubetorch.lib import modules
+from kubetorch.lib.frozen_values import FrozenValue
 from kubetorch.sdk import batching, inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import OVERRIDABLE_METHODS, BatchedMethod, CallableKind, CallableRef
@@ -38,8 +39,7 @@ MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt"
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True)
-class ProjectRef:
+class ProjectRef(FrozenValue):
     """The files that are sent to pods, and the module of the callable in them."""
 
     import_path: str
@@ -503,8 +503,7 @@ Pointers = tuple[str, str, str]
 CallableT = TypeVar("CallableT")
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(FrozenValue):
     """The user's parameters for the files that are sent to pods; see `locate`."""
 
     sync_dir: str | Path | bool | None = None
