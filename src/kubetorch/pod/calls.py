@@ -56,7 +56,7 @@ from kubetorch.pod.slots import BATCHES, Slots, Start, Ticket
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.pool import WorkerPool
-from kubetorch.pod.worker_process.worker import Worker
+from kubetorch.pod.worker_process.worker import CallEvents, Worker
 from kubetorch.specs.batching import BatchSpec
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
@@ -91,7 +91,7 @@ _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.cod
 Served = Worker | WorkerPool | RankGroup
 
 
-class Caller(Protocol):
+class Caller(CallEvents, Protocol):
     """The client that opened a call, or joined one. Nothing follows a result or a failure.
 
     Attributes:
@@ -104,23 +104,8 @@ class Caller(Protocol):
     @property
     def takes_files(self) -> bool: ...
 
-    def on_queued(self) -> None:
-        """The call waits, since its process runs as many as it may."""
-
-    def on_begun(self) -> None:
-        """It waits no more, and runs."""
-
-    def on_log(self, line: Line) -> None:
-        """As `CallSink.on_log`."""
-
     def on_replaced(self, notice: str, instance: str) -> None:
         """The instance that the call runs on was made anew, for the reason that the notice says."""
-
-    def on_progress(self, report: Progress) -> None:
-        """As `CallSink.on_progress`."""
-
-    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """As `CallSink.on_yield`; answered by `Call.grant` when the value was passed on."""
 
     def on_result(self, result: Returned, payload: Payload | None) -> None:
         """The call returned. `payload` is to be released once `result.payload` was passed on."""

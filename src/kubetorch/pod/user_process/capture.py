@@ -344,11 +344,16 @@ def _has_handlers() -> bool:
     return any(not isinstance(handler, logging.NullHandler) for handler in logging.root.handlers)
 
 
-def install(pipe: OutputPipe, level: str) -> None:
-    """Replace the standard streams, and handle messages that no handler of the program handles."""
+def flush_streams() -> None:
+    """Flush standard output and error, which user code may have replaced."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+def install(pipe: OutputPipe, level: str) -> None:
+    """Replace the standard streams, and handle messages that no handler of the program handles."""
+    flush_streams()
     out, err = TextStream(pipe, protocol.STDOUT), TextStream(pipe, protocol.STDERR)
     sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]  # final

@@ -262,9 +262,7 @@ class _Worker:
             self._agent.send(protocol.FAILED, payload=failure.to_json())
             return None
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # user code may have replaced it
-                    stream.flush()
+            capture.flush_streams()
             self._pipe.c_output.flush()
         deployed = DeployedCallable(spec["name"], value, is_instance=source.kind == "cls")
         self._runner.serve(deployed, hosts)
@@ -307,8 +305,6 @@ def _leave(c_output: COutput) -> NoReturn:
     """End as a program does, but without waiting for threads that user code left behind."""
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    capture.flush_streams()
     c_output.flush_all()
     os._exit(0)

@@ -114,11 +114,11 @@ def _shared_payload(reference: Reference) -> Payload:
     return OwnedPayload(memory_of_value)
 
 
-class CallSink(Protocol):
-    """Receives the events of one call; exactly one of result, error and lost comes, as the last."""
+class CallEvents(Protocol):
+    """Receives what a call does until it ends."""
 
     def on_queued(self) -> None:
-        """The call waits for a slot elsewhere."""
+        """The call waits for a slot."""
 
     def on_begun(self) -> None:
         """The call waits no more, and runs."""
@@ -130,7 +130,11 @@ class CallSink(Protocol):
         """The call reports its progress."""
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """The call, of a generator, yielded a value; see `Worker.grant`."""
+        """The call, of a generator, yielded a value; to be answered by `grant`."""
+
+
+class CallSink(CallEvents, Protocol):
+    """Receives the events of one call; exactly one of result, error and lost comes, as the last."""
 
     def on_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
