@@ -21,19 +21,6 @@ from kubetorch.lib.clock import Clock, Timer
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.wire import messages, versions
-from kubetorch.wire.messages import (
-    Activity,
-    CallReport,
-    FromAgent,
-    FromController,
-    Hello,
-    LogReport,
-    Observed,
-    PodLoad,
-    Probed,
-    Regroup,
-    StageReport,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +61,7 @@ class Session(Endpoint):
 
     # --------------------------------------------------------------------------- for a workload
 
-    def send(self, message: FromController) -> None:
+    def send(self, message: messages.FromController) -> None:
         self.send_text(messages.encode(message))
 
     def send_text(self, text: bytes) -> None:
@@ -121,9 +108,9 @@ class Session(Endpoint):
             self._early_messages.append(text)
             return
         try:
-            message: FromAgent = messages.decode(FromAgent, text)  # type: ignore[arg-type]  # a union
+            message: messages.FromAgent = messages.decode(messages.FromAgent, text)  # type: ignore[arg-type]  # a union
             self._handle(message)
-            if isinstance(message, Activity):
+            if isinstance(message, messages.Activity):
                 self._repeated_text = text
         except KubetorchError as error:
             self._refuse(error)
@@ -135,8 +122,8 @@ class Session(Endpoint):
             code = websocket_protocol.PROTOCOL_ERROR
         self.close(str(error), code)
 
-    def _handle(self, message: FromAgent) -> None:
-        if isinstance(message, Hello):
+    def _handle(self, message: messages.FromAgent) -> None:
+        if isinstance(message, messages.Hello):
             self._begin(message)
         elif self._workload is None or self._pod is None:
             raise ProtocolError("the first message of a session must be hello")
@@ -147,7 +134,7 @@ class Session(Endpoint):
                 self._workload.silence_ended(self._pod.pod, self._serving)
             self._dispatch(message, self._workload, self._pod)
 
-    def _begin(self, hello: Hello) -> None:
+    def _begin(self, hello: messages.Hello) -> None:
         pod = PodIdentity(hello.namespace, hello.workload, hello.pod)
         if self._workload is not None:
             raise ProtocolError("a session says hello once")
@@ -174,7 +161,7 @@ class Session(Endpoint):
             self._mount_check = asyncio.get_running_loop().create_task(check)
 
     async def _check(
-        self, hello: Hello, pod: PodIdentity, workload: Workload, mounted: MountedNames
+        self, hello: messages.Hello, pod: PodIdentity, workload: Workload, mounted: MountedNames
     ) -> None:
         """Admit the pod only if it may have its mounts."""
         try:
@@ -195,7 +182,7 @@ class Session(Endpoint):
         if self._connection is not None:
             self._connection.read_on(True)
 
-    def _welcome(self, hello: Hello, pod: PodIdentity, workload: Workload) -> None:
+    def _welcome(self, hello: messages.Hello, pod: PodIdentity, workload: Workload) -> None:
         self._pod, self._workload, self._serving = pod, workload, hello.generation
         self._stop_listening()
         self._note_message()
@@ -208,24 +195,24 @@ class Session(Endpoint):
         if hello.generation:
             self._on_begin(workload, self)
 
-    def _dispatch(self, message: FromAgent, workload: Workload, pod: PodIdentity) -> None:
+    def _dispatch(self, message: messages.FromAgent, workload: Workload, pod: PodIdentity) -> None:
         match message:
-            case Observed():
+            case messages.Observed():
                 self._serving = message.serving
                 workload.observed(pod.pod, message)
-            case StageReport():
+            case messages.StageReport():
                 workload.staged(pod.pod, message)
-            case LogReport():
+            case messages.LogReport():
                 workload.logged(pod.pod, message)
-            case Activity():
+            case messages.Activity():
                 workload.active(pod.pod, message)
-            case PodLoad():
+            case messages.PodLoad():
                 workload.loaded(pod.pod, message)
-            case CallReport():
+            case messages.CallReport():
                 self._workloads.on_call(pod, message)
-            case Regroup():
+            case messages.Regroup():
                 workload.regroup(pod.pod, message)
-            case Probed():
+            case messages.Probed():
                 workload.probed(pod.pod, message)
 
     # ----------------------------------------------------------------------------------- silence

@@ -13,15 +13,7 @@ from kubetorch.errors import ServiceTimeoutError
 from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import (
-    Activity,
-    DeployLog,
-    LogReport,
-    PodView,
-    Stage,
-    StageReport,
-    WorkloadView,
-)
+from kubetorch.wire import messages
 
 #: Statuses in which calls are served, or, for an app that has ended, were served.
 _SERVED = ("Ready", "Scaling", "Running", "Succeeded")
@@ -31,7 +23,7 @@ class PodReport(msgspec.Struct, frozen=True):
     """The last messages of a pod over its session."""
 
     url: str = ""
-    activity: Activity | None = None
+    activity: messages.Activity | None = None
     stage: str = ""
     is_silent: bool = False
     memory_socket: str = ""
@@ -44,7 +36,7 @@ def url(pod: PodStatus, report: PodReport | None) -> str:
 
 def pod_view(
     pod: PodStatus, report: PodReport | None, rollout: Rollout, *, is_ready: bool
-) -> PodView:
+) -> messages.PodView:
     activity = None if report is None else report.activity
     is_cut_off = pod.is_ours and report is None
     is_over = pod.is_down or (is_cut_off and pod.phase == "Terminating")
@@ -53,7 +45,7 @@ def pod_view(
         phase = "Unknown"
     elif report is not None and phase == "Pending":
         phase = "Running"  # its agent runs, though its kubelet has not reported it yet
-    return PodView(
+    return messages.PodView(
         name=pod.name,
         ordinal=pod.ordinal,
         phase=phase,
@@ -79,7 +71,7 @@ def pod_views(
     reports: dict[str, PodReport],
     rollout: Rollout,
     cut_off: Set[str] = frozenset(),
-) -> tuple[PodView, ...]:
+) -> tuple[messages.PodView, ...]:
     """All pods. Those of older templates are ready only until one of the wanted template serves."""
     serving = {pod.name for pod in pods if rollout.serving(pod.name) and pod.phase != "Terminating"}
     serving -= cut_off
@@ -200,8 +192,8 @@ def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
     )
 
 
-def stage(pod: str, message: StageReport) -> Stage:
-    return Stage(
+def stage(pod: str, message: messages.StageReport) -> messages.Stage:
+    return messages.Stage(
         stage=message.stage,
         message=message.message,
         pod=pod,
@@ -211,17 +203,17 @@ def stage(pod: str, message: StageReport) -> Stage:
     )
 
 
-def served(pod: str, rollout: Rollout) -> Stage:
-    return Stage(stage="ready", pod=pod, ready=len(rollout.ready), pods=rollout.total)
+def served(pod: str, rollout: Rollout) -> messages.Stage:
+    return messages.Stage(stage="ready", pod=pod, ready=len(rollout.ready), pods=rollout.total)
 
 
-def line(pod: str, message: LogReport) -> DeployLog:
-    return DeployLog(
+def line(pod: str, message: messages.LogReport) -> messages.DeployLog:
+    return messages.DeployLog(
         text=message.text, pod=pod, source=message.source, level=message.level, time=message.time
     )
 
 
-def summary(view: WorkloadView, now: float) -> Summary:
+def summary(view: messages.WorkloadView, now: float) -> Summary:
     failure = view.failure or {}
     waiting = (pod.reason for pod in view.pods if not pod.is_ready and pod.reason)
     return Summary(

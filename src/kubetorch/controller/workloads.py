@@ -32,22 +32,8 @@ from kubetorch.specs import autoscaling, names, quantity
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import tokens, versions
+from kubetorch.wire import messages, tokens, versions
 from kubetorch.wire import tuning as wire_tuning
-from kubetorch.wire.messages import (
-    CallReport,
-    CallView,
-    CancelCall,
-    Creator,
-    Deploy,
-    DeployEvent,
-    Ending,
-    Missing,
-    Stage,
-    Teardown,
-    TokenView,
-    WorkloadView,
-)
 
 #: By namespace and name of a secret or volume: the workloads that use it.
 Users = dict[tuple[str, str], tuple[str, ...]]
@@ -197,7 +183,7 @@ class Workloads:
         workload = self._workloads.get((pod.namespace, pod.workload))
         return workload if workload is not None and pod.pod in workload.pod_names else None
 
-    def on_call(self, pod: PodIdentity, report: CallReport) -> None:
+    def on_call(self, pod: PodIdentity, report: messages.CallReport) -> None:
         if not self._calls.report(pod.namespace, pod.workload, pod.pod, report):
             return
         workload = self.workload_of(pod)
@@ -227,7 +213,7 @@ class Workloads:
 
     # ----------------------------------------------------------------------------------- deploys
 
-    def check(self, deploy: Deploy, namespace: str, name: str) -> None:
+    def check(self, deploy: messages.Deploy, namespace: str, name: str) -> None:
         """Refuse an impossible deploy, before anything of it is stored."""
         versions.check(
             deploy.protocol,
@@ -244,7 +230,7 @@ class Workloads:
         if (namespace, name) not in self._workloads:
             self.backend.prepare()
 
-    def check_owner(self, deploy: Deploy, creator: Creator) -> str:
+    def check_owner(self, deploy: messages.Deploy, creator: messages.Creator) -> str:
         """Refuse a deploy over another creator's service; returns what it replaces, in words."""
         workload = self._workloads.get((deploy.spec.namespace, deploy.spec.name))
         if workload is None or not workload.specs:
@@ -253,8 +239,8 @@ class Workloads:
         return check_owner(workload.spec, workload.creator, deploy, creator, use)
 
     async def deploy(
-        self, deploy: Deploy, creator: Creator, grant: Grant = NO_GRANT
-    ) -> AsyncIterator[DeployEvent]:
+        self, deploy: messages.Deploy, creator: messages.Creator, grant: Grant = NO_GRANT
+    ) -> AsyncIterator[messages.DeployEvent]:
         """Deploy; returns the events until the deploy is over, or `Missing` alone.
 
         The deploy goes on when no client follows the events any more.
@@ -271,13 +257,17 @@ class Workloads:
                 with store.keep(deploy.spec):
                     missing = await store.missing(deploy.spec)
                     if missing:
-                        return _after(Missing(blobs=tuple(missing)))
+                        return _after(messages.Missing(blobs=tuple(missing)))
                     progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
                 self._workloads[workload_key].opened_by(deploy.program)
                 while len(self._deploys) > LIMITS.remembered_deploys:
                     self._deploys.popitem(last=False)
         events = progress.follow(logs=deploy.stream_logs)
-        return _after(Stage("replaced", replaced, warning=True), events) if replaced else events
+        return (
+            _after(messages.Stage("replaced", replaced, warning=True), events)
+            if replaced
+            else events
+        )
 
     async def _deploy(self, spec: WorkloadSpec, grant: Grant) -> DeployProgress:
         key = (spec.namespace, spec.name)
@@ -302,7 +292,7 @@ class Workloads:
             )
         return workload
 
-    def list(self, namespace: str | None = None) -> list[WorkloadView]:
+    def list(self, namespace: str | None = None) -> list[messages.WorkloadView]:
         workload_views = (
             self._guarded(workload.key, workload.view, None)
             for workload in self.in_namespace(namespace)
@@ -323,14 +313,14 @@ class Workloads:
         ttl: float,
         subject: str,
         verbs: tuple[str, ...] = (tokens.CALL,),
-    ) -> TokenView:
+    ) -> messages.TokenView:
         audience = tokens.audience(namespace, name)
         now = self._clock.time()
         # Pods on this machine have this clock: their tokens need no tolerance.
         issued = 0.0 if self.backend.name == "local" else now
         claims = tokens.Claims(audience, now + ttl, subject, verbs, issued)
         key = tokens.workload_key(self._secret, audience)
-        return TokenView(tokens.sign(key, claims), claims.expires)
+        return messages.TokenView(tokens.sign(key, claims), claims.expires)
 
     def data_token(self, namespace: str, name: str) -> str:
         """A token for the blobs that pods of a workload publish."""
@@ -357,12 +347,12 @@ class Workloads:
 
     async def delete(
         self, namespace: str, name: str, *, grace: float = wire_tuning.TIMING.teardown_grace_seconds
-    ) -> Teardown:
+    ) -> messages.Teardown:
         """Delete a workload, and the keys that belong to it."""
         key = (namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
-            torn_down = Ending(reason="Deleted", message="its service was torn down")
+            torn_down = messages.Ending(reason="Deleted", message="its service was torn down")
             pods = dict.fromkeys(workload.pod_names, torn_down)
             # First the record: should the controller die now, its successor ends the pods.
             self._state.delete_workload(*key)
@@ -380,14 +370,14 @@ class Workloads:
             _log.info(
                 "workload deleted workload=%s/%s left=%s keys=%s", *key, remaining_objects, keys
             )
-            return Teardown(deleted=name, remaining=remaining_objects, keys=keys)
+            return messages.Teardown(deleted=name, remaining=remaining_objects, keys=keys)
 
-    def cancel_call(self, call_id: str) -> CallView:
+    def cancel_call(self, call_id: str) -> messages.CallView:
         call = self._calls.get(call_id)
         if call.ended is not None:
             return call
         workload = self._workloads.get((call.namespace, call.workload))
-        message = CancelCall(id=call_id, reason="cancelled by its id")
+        message = messages.CancelCall(id=call_id, reason="cancelled by its id")
         if workload is None or not workload.send(call.pod, message):
             raise WorkloadError(
                 f"pod {call.pod}, which runs the call {call_id}, has no session",
@@ -413,8 +403,8 @@ async def _no_keys(namespace: str, name: str) -> int:
 
 
 async def _after(
-    first: DeployEvent, events: AsyncIterator[DeployEvent] | None = None
-) -> AsyncIterator[DeployEvent]:
+    first: messages.DeployEvent, events: AsyncIterator[messages.DeployEvent] | None = None
+) -> AsyncIterator[messages.DeployEvent]:
     yield first
     if events is not None:
         async for event in events:

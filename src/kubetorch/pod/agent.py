@@ -64,21 +64,7 @@ from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.worker import Worker, WorkerHost
 from kubetorch.pod.worker_process.zygotes import LaunchedZygote
 from kubetorch.specs.logging import LEVELS
-from kubetorch.wire import routes, tokens, versions
-from kubetorch.wire.messages import (
-    Activity,
-    CancelCall,
-    Ending,
-    FromController,
-    Hello,
-    Members,
-    Probe,
-    RegroupFailed,
-    Reload,
-    SendBlobs,
-    Terminate,
-    Welcome,
-)
+from kubetorch.wire import messages, routes, tokens, versions
 from kubetorch.wire.podenv import PodEnv
 
 #: All addresses of a container: IPv4, or IPv6 and IPv4.
@@ -527,11 +513,11 @@ class Agent:
         if self._load.is_on:
             self._load.calls_changed()
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> messages.Hello:
         pod = self._pod
         host = f"[{pod.host}]" if ":" in pod.host else pod.host
         spec = self._calls.spec
-        return Hello(
+        return messages.Hello(
             namespace=pod.namespace,
             workload=pod.workload,
             pod=pod.pod,
@@ -544,9 +530,9 @@ class Agent:
             python=((spec.runtime.version if spec else None) or sys.version.split()[0])[:100],
         )
 
-    def _activity(self) -> Activity:
+    def _activity(self) -> messages.Activity:
         self._calls.request_waits()
-        return Activity(
+        return messages.Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
             last=max(self._calls.last, self._apps.last, self._shells.last_end),
             workers=self._supervisor.workers,
@@ -556,21 +542,21 @@ class Agent:
             stopped=self._debug_sessions.stopped,
         )
 
-    def _on_message(self, message: FromController) -> None:
+    def _on_message(self, message: messages.FromController) -> None:
         match message:
-            case Reload():
+            case messages.Reload():
                 self._load.configure(message.spec)
                 self._supervisor.on_reload(message)
-            case Terminate(grace=grace, reason=reason):
+            case messages.Terminate(grace=grace, reason=reason):
                 self.is_dismissed = not self._stopped.done()
                 self.stop(reason, grace)
-            case Ending():
+            case messages.Ending():
                 self._calls.ending = message
-            case CancelCall(id=call_id, reason=reason):
+            case messages.CancelCall(id=call_id, reason=reason):
                 call = self._calls.find(call_id)
                 if isinstance(call, Call):
                     call.revoke(reason)
-            case Members():
+            case messages.Members():
                 self._members.update(message)
                 self._write_members(message)
                 is_rank = message.world is not None
@@ -579,19 +565,19 @@ class Agent:
                 )
                 if not self._stopped.done():  # else user code saves its state until the end
                     self._supervisor.on_members()
-            case Probe():
+            case messages.Probe():
                 self._session.probe(message)
-            case Welcome():
+            case messages.Welcome():
                 self._guard.set_key(bytes.fromhex(message.key))
                 self._app_names.controller_names = message.app_hosts
                 self._calls.may_record = message.records
-            case RegroupFailed(id=call_id, failure=failure):
+            case messages.RegroupFailed(id=call_id, failure=failure):
                 self._members.forget_request(call_id)
                 self._calls.refuse_waiting(call_id, failure)
-            case SendBlobs():
+            case messages.SendBlobs():
                 self._transfers.send_later(message.blobs, message.trees)
 
-    def _write_members(self, message: Members) -> None:
+    def _write_members(self, message: messages.Members) -> None:
         """Write the hosts of the siblings into a file for code in the pod."""
         hosts = [member.host for member in message.members if member.url]
         file = Path(self._pod.root, environment.MEMBERS)

@@ -24,26 +24,12 @@ from kubetorch.lib.tasks import start_task
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import frames, messages, routes, versions
-from kubetorch.wire.messages import (
-    Activity,
-    AppView,
-    CallReport,
-    FromAgent,
-    FromController,
-    Hello,
-    LogReport,
-    Observed,
-    PodLoad,
-    Probe,
-    Probed,
-    StageReport,
-)
 from kubetorch.wire.podenv import PodEnv
 
 _log = logging.getLogger(__name__)
 #: True if calls run; when a call last began or ended; the app; true if the agent stops; programs
 #: that stand in a debugger.
-_ActivityEdge = tuple[bool, float, AppView | None, bool, int]
+_ActivityEdge = tuple[bool, float, messages.AppView | None, bool, int]
 
 
 class ControllerAddress(msgspec.Struct, frozen=True):
@@ -77,22 +63,22 @@ class ControllerAddress(msgspec.Struct, frozen=True):
 
 class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
     address: ControllerAddress
-    hello: Callable[[], Hello]
-    activity: Callable[[], Activity]
-    on_message: Callable[[FromController], None]
+    hello: Callable[[], messages.Hello]
+    activity: Callable[[], messages.Activity]
+    on_message: Callable[[messages.FromController], None]
     on_settled: Callable[[str], None]
     on_abandoned: Callable[[], None]
     #: The load, if the controller wants it.
-    load: Callable[[], PodLoad | None] = lambda: None
+    load: Callable[[], messages.PodLoad | None] = lambda: None
 
     def __post_init__(self) -> None:
         self._endpoint: _SessionEndpoint | None = None
         self._heartbeat = TIMING.heartbeat_seconds
-        self._observed: Observed | None = None
+        self._observed: messages.Observed | None = None
         # The present stage of a reload that goes on.
-        self._stage: StageReport | None = None
+        self._stage: messages.StageReport | None = None
         # Reports by call, each with the time at which it was written to a session.
-        self._reports: dict[str, tuple[CallReport, float | None]] = {}
+        self._reports: dict[str, tuple[messages.CallReport, float | None]] = {}
         self._edge_timer: asyncio.TimerHandle | None = None
         # The activity that was reported to the controller last.
         self._last_edge: _ActivityEdge = (False, 0.0, None, False, 0)
@@ -101,11 +87,11 @@ class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
 
     # --------------------------------------------------------------------------------- to send
 
-    def report_observed(self, message: Observed) -> None:
+    def report_observed(self, message: messages.Observed) -> None:
         self._observed, self._stage = message, None
         self.send(message)
 
-    def report_stage(self, message: StageReport) -> None:
+    def report_stage(self, message: messages.StageReport) -> None:
         """Report the progress of a reload; the last step is repeated on later sessions."""
         self._logs_left = LIMITS.load_log_lines
         message = structs.replace(message, message=message.message[: LIMITS.report_text_characters])
@@ -113,16 +99,20 @@ class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
             self._stage = message
         self.send(message)
 
-    def report_line(self, message: LogReport) -> None:
+    def report_line(self, message: messages.LogReport) -> None:
         """A line of a loading worker; lost without a session, and beyond a limit per stage."""
         self._logs_left -= 1
         if self._logs_left == 0:
             text = f"… more than {LIMITS.load_log_lines} lines; kt logs has the others"
-            self.send(LogReport(generation=message.generation, text=text, source=frames.KUBETORCH))
+            self.send(
+                messages.LogReport(
+                    generation=message.generation, text=text, source=frames.KUBETORCH
+                )
+            )
         elif self._logs_left > 0:
             self.send(structs.replace(message, text=message.text[: LIMITS.report_text_characters]))
 
-    def report_call(self, message: CallReport) -> None:
+    def report_call(self, message: messages.CallReport) -> None:
         """Report a spawned call; the report is sent on later sessions too, until it has arrived."""
         is_sent = self.send(message)
         self._reports[message.id] = (message, time.monotonic() if is_sent else None)
@@ -133,10 +123,10 @@ class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
         if is_sooner and self._endpoint is not None:
             self._endpoint.wake()
 
-    def probe(self, message: Probe) -> None:
+    def probe(self, message: messages.Probe) -> None:
         start_task(self._probe(message), self._probes)
 
-    async def _probe(self, message: Probe) -> None:
+    async def _probe(self, message: messages.Probe) -> None:
         is_reached = False
         with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError, ProtocolError):
             async with (
@@ -150,7 +140,7 @@ class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
                 ) as answer,
             ):
                 is_reached = answer.status > 0
-        self.send(Probed(id=message.id, is_reached=is_reached))
+        self.send(messages.Probed(id=message.id, is_reached=is_reached))
 
     def activity_changed(self) -> None:
         if self._edge_timer is None and self._endpoint is not None:
@@ -171,7 +161,7 @@ class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
             self._last_edge = _activity_edge(activity)
             self.send(activity)
 
-    def send(self, message: FromAgent) -> bool:
+    def send(self, message: messages.FromAgent) -> bool:
         """Send a message; false without a session."""
         return self._endpoint is not None and self._endpoint.send(message)
 
@@ -247,9 +237,9 @@ class Session(msgspec.Struct, eq=False, kw_only=True, dict=True):
         return endpoint.has_received
 
     def _on_text(self, text: memoryview) -> None:
-        message: FromController
+        message: messages.FromController
         try:
-            message = messages.decode(FromController, text)  # type: ignore[arg-type]  # a union
+            message = messages.decode(messages.FromController, text)  # type: ignore[arg-type]  # a union
         except ProtocolError as error:  # a newer controller may send unknown messages
             _log.warning("message ignored error=%s", error)
             return
@@ -278,7 +268,7 @@ class _SessionEndpoint(Endpoint):
     def wake(self) -> None:
         self._woken.set()
 
-    def send(self, message: FromAgent) -> bool:
+    def send(self, message: messages.FromAgent) -> bool:
         """Write a message; false without a session."""
         connection = self._connection
         if connection is None or not connection.is_open:
@@ -303,7 +293,7 @@ class _SessionEndpoint(Endpoint):
         self.wake()
 
 
-def _activity_edge(activity: Activity) -> _ActivityEdge:
+def _activity_edge(activity: messages.Activity) -> _ActivityEdge:
     calls, stopped = bool(activity.calls), activity.stopped
     return calls, activity.last, activity.app, activity.is_stopping, stopped
 
