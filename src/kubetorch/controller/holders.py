@@ -23,8 +23,10 @@ from kubetorch.controller.workload import Workload
 from kubetorch.datastore.blobs import check_digest
 from kubetorch.errors import DataStoreError
 from kubetorch.specs import names
+from kubetorch.wire import messages
 from kubetorch.wire.data import Holder, JoinGet, JoinWindow, KeySource, KeyView, WindowView
 from kubetorch.wire.messages import PodView
+from kubetorch.wire.transports import Offer
 
 _SERVICE = re.compile(rf"[a-z0-9-]{{1,{names.SERVICE_CHARACTERS}}}")
 #: A DNS subdomain; Kubernetes names pods so.
@@ -266,7 +268,8 @@ class _Window(msgspec.Struct):
     opened: float
     #: By participant: its last question.
     questions: dict[str, tuple[float, JoinWindow]] = msgspec.field(default_factory=dict)
-    closed: float | None = None
+    #: By participant, once the window is closed: as they were then.
+    offers: dict[str, Offer] | None = None
 
     def is_met(self, now: float) -> bool:
         joins = [join for _, join in self.questions.values()]
@@ -302,18 +305,21 @@ class Windows:
             raise DataStoreError(
                 f"group_id has {len(join.group)} characters; {LIMITS.group_characters} are allowed"
             )
+        if join.offer is not None and len(messages.encode(join.offer)) > LIMITS.offer_bytes:
+            raise DataStoreError(f"an offer has more than {LIMITS.offer_bytes} bytes")
         self._forget(now)
         windows = self._windows.setdefault((namespace, join.group), [])
         window = next((group for group in windows if join.participant in group.questions), None)
         if window is None:
             window = self._open(windows, now)
         window.questions[join.participant] = now, join
-        if window.closed is None and window.is_met(now):
-            window.closed = now
-        return WindowView(window.closed is not None, len(window.questions))
+        if window.offers is None and window.is_met(now):
+            joins = (question for _, question in window.questions.values())
+            window.offers = {each.participant: each.offer for each in joins if each.offer}
+        return WindowView(window.offers is not None, len(window.questions), window.offers or {})
 
     def _open(self, windows: list[_Window], now: float) -> _Window:
-        if windows and windows[-1].closed is None:
+        if windows and windows[-1].offers is None:
             window = windows[-1]
         else:
             window = _Window(now)

@@ -487,6 +487,8 @@ class Limits(Table):
     getter_characters: int = 64
     #: The name of a group of participants: by default the keys of the transfer.
     group_characters: int = 4096
+    #: How a participant can pass tensors to others: a key, and the names of 16 GPUs.
+    offer_bytes: int = 4096
     #: Faults of one key that are named.
     named_faults: int = 100
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from kubetorch.wire.transports import Offer
+
 #: `cluster`: a key stays until it is deleted; `resource`: until its service is torn down.
 Lifespan = Literal["cluster", "resource"]
 
@@ -169,6 +171,7 @@ class JoinWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         participant: Names who waits.
         ip: The address of its pod; empty outside of pods.
         timeout, world_size, ips: The conditions of `kt.BroadcastWindow`.
+        offer: How it can pass tensors to others, past the store.
     """
 
     group: str
@@ -177,11 +180,19 @@ class JoinWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout: float | None = None
     world_size: int | None = None
     ips: tuple[str, ...] = ()
+    offer: Offer | None = None
 
 
-class WindowView(msgspec.Struct, frozen=True):
+class WindowView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A window as a participant sees it.
+
+    Attributes:
+        offers: By participant, of a closed window: the same for all of them.
+    """
+
     is_closed: bool
     participants: int
+    offers: dict[str, Offer] = {}
 
 
 class AskBlobs(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from kubetorch.controller.holders import Windows
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import DataStoreError
 from kubetorch.wire.data import JoinWindow
+from kubetorch.wire.transports import Offer
 
 
 class Group:
@@ -72,3 +73,28 @@ def test_a_group_has_so_many_participants_at_most() -> None:
         group.is_closed_for(str(number), timeout=10.0)
     with pytest.raises(DataStoreError, match="participants"):
         group.is_closed_for("more", timeout=10.0)
+
+
+def test_all_participants_of_a_closed_window_hear_the_same_offers() -> None:
+    windows = Windows()
+
+    def offers(participant: str, now: float, offer: Offer | None) -> dict[str, Offer]:
+        join = JoinWindow(group="g", participant=participant, world_size=3, offer=offer)
+        return windows.join("ns", join, now).offers
+
+    putter, getter = Offer(key="k", manifest="m", token="t"), Offer(key="k", device="cuda")
+    assert offers("a", 0.0, putter) == {}
+    assert offers("b", 0.0, getter) == {}
+    expected = {"a": putter, "b": getter}
+    assert offers("c", 0.0, None) == expected
+    assert offers("a", 1.0, putter) == expected
+    # Also when others ask no more; who comes later has no part in it.
+    assert offers("b", TIMING.window_silence_seconds - 1, getter) == expected
+    assert offers("d", TIMING.window_silence_seconds, getter) == {}
+    assert offers("b", TIMING.window_silence_seconds + 2, getter) == expected
+
+
+def test_an_offer_has_a_largest_size() -> None:
+    offer = Offer(key="k" * LIMITS.offer_bytes)
+    with pytest.raises(DataStoreError, match="an offer has more than"):
+        Windows().join("ns", JoinWindow(group="g", participant="a", offer=offer), 0.0)
