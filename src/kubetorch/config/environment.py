@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -256,6 +257,18 @@ def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name in _MACHINE or name.startswith(_MACHINE_PREFIXES)
     }
+
+
+@contextlib.contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Set a variable for a library that reads it now, unless the user has set it."""
+    was_set = name in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if not was_set:
+            os.environ.pop(name, None)
 
 
 def variable(name: str) -> str | None:

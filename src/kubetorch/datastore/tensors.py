@@ -205,6 +205,11 @@ class TensorFile:
     def size(self) -> int:
         return len(self.encoded_header) + self.header.size
 
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The tensors by name."""
+        return self._flat.arrays
+
     def chunk(self, number: int) -> memoryview | bytes:
         """The bytes of a chunk behind the header."""
         cut = self.header.cuts[number]

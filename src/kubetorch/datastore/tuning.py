@@ -42,6 +42,22 @@ class Timing(Table):
     #: Between two reports of progress.
     bucket_report_seconds: float = 0.2
 
+    # ------------------------------------------------------------------------------- transports
+    #: A getter has it to connect with a putter, which waits for it.
+    transport_connect_seconds: float = 3.0
+    #: A getter has it to send its greeting, which it does at once.
+    greeting_seconds: float = 1.0
+    #: A putter waits for its getters to come and to have their memory: they hear of the end of the
+    #: window within a fraction of a second, and ask the store for the version.
+    meeting_seconds: float = 15.0
+    #: A transport that moves nothing for so long is given up: a frame takes 20 s at 3 MB/s, and a
+    #: communicator of many members some seconds to form.
+    transport_silence_seconds: float = 20.0
+    #: Pause between two looks whether the other side is still there.
+    transport_poll_seconds: float = 0.05
+    #: Pause between two looks whether a broadcast has ended.
+    work_poll_seconds: float = 0.0005
+
 
 class Limits(Table):
     """Bytes and counts that the data store takes at most."""
@@ -161,6 +177,16 @@ class Limits(Table):
     tensor_threads: int = 4
     #: Chunks of the weights that this user put or got last; the oldest go first.
     chunk_cache_bytes: int = 8 * 1024**3
+
+    # ------------------------------------------------------------------------------- transports
+    #: Bytes of tensors that one broadcast moves.
+    frame_bytes: int = 64 * 1024**2
+    #: Such broadcasts at a time; as many frames of small tensors are in memory twice.
+    frames_under_way: int = 4
+    #: Communicators that a process keeps: each takes memory of its GPU.
+    process_groups: int = 4
+    #: A line between a putter and a getter; the largest describes the memory of a GPU.
+    meeting_message_bytes: int = 64 * 1024
 
     # ------------------------------------------------------------------------------------ slots
     #: Slots that stay: the slot that serves, and a slot for the next generation.

@@ -124,6 +124,19 @@ class StoredTensors:
                 places[tensor.name, position - tensor.begin, chunk.size] = chunk.digest
         return places
 
+    def data_chunks(self) -> Iterator[tuple[str, int, int]]:
+        """Digest, begin and end behind the header of each chunk that has tensors.
+
+        Raises:
+            DataStoreError: The file was not cut at the borders of tensors.
+        """
+        for begin, chunk in zip(self._begins, self._chunks, strict=False):
+            if begin or chunk.size != self._data_begin:
+                position = begin - self._data_begin
+                if position < 0 or not chunk.digest or chunk.pack is not None:
+                    raise DataStoreError("the version is a file that was not put as tensors")
+                yield chunk.digest, position, position + chunk.size
+
     def _pieces(self, tensor: Tensor) -> Iterator[tuple[int, int, int, int]]:
         """Parts of a tensor: number of the chunk, begin in it; begin and end in the tensor."""
         start, end = self._data_begin + tensor.begin, self._data_begin + tensor.end

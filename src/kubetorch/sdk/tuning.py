@@ -48,6 +48,9 @@ class Timing(Table):
     window_poll_seconds: float = 0.2
     #: A window that is not closed by then fails, unless it has a longer timeout itself.
     window_longest_seconds: float = 600.0
+    #: A process that a putter does not answer offers to get tensors from no process for so long:
+    #: a policy of the network may drop what it sends.
+    unanswered_offer_seconds: float = 600.0
     #: Pause between two questions for the blobs of a put that runs on: the store collects blobs
     #: that no key has and were not asked for during ten minutes.
     blob_renewal_seconds: float = 240.0

@@ -21,6 +21,7 @@ from kubetorch.sdk import backend, inpod
 from kubetorch.sdk.awaitable import awaitable
 from kubetorch.sdk.data import buckets, files, tensors, windows
 from kubetorch.sdk.data.client import ask, find_key
+from kubetorch.sdk.data.direct import Sink, Source
 from kubetorch.sdk.data.download import Download
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.windows import BroadcastWindow, check_window
@@ -70,7 +71,8 @@ def put(  # noqa: PLR0913  # the documented parameters
         src: Path of a file or folder, or several paths; or tensors and arrays, also in dicts and
             lists.
         locale: `"store"`; `"local"` publishes files of a pod without copying them.
-        broadcast: With tensors, wait after the put until a condition is met; files need none.
+        broadcast: With tensors, wait after the put until a condition is met, and pass them to the
+            getters of the window; files need none.
         contents: Store what a folder has, or a file by its name, directly below the key.
         filter_options: Patterns in the words of rsync, `"--include=*.log --exclude=tmp"`, beside
             those of `.ktignore` and `.gitignore`.
@@ -107,8 +109,13 @@ def put(  # noqa: PLR0913  # the documented parameters
         _check_key_of_tensors(names_of_keys)
         with _transfer("storing", names_of_keys, verbose) as progress:
             session, name = _session(kubeconfig_path), _single(key)
-            tensors.put(session, _namespace(namespace), name, src, progress, lifespan=lifespan)
-        _wait_for(broadcast, kubeconfig_path, namespace, names_of_keys)
+            version = tensors.put(
+                session, _namespace(namespace), name, src, progress, lifespan=lifespan
+            )
+        if broadcast is not None:
+            with Source(session, version, is_packed=broadcast.pack) as source:
+                offer, chosen = source.offer, _namespace(namespace)
+                source.send(windows.wait(session, chosen, broadcast, names_of_keys, offer))
         return
     paths = existing_paths(src)
     with _transfer("storing", names_of_keys, verbose) as progress:
@@ -161,7 +168,8 @@ def get(  # noqa: PLR0913  # the documented parameters
             under the last segment of the key; a `dest` with a suffix, at which there is no folder,
             is the path of this file. Tensors, or a dict of them such as `model.state_dict()`, are
             filled in place.
-        broadcast: With tensors, wait until a condition is met; with files, its `fanout`.
+        broadcast: With tensors, wait until a condition is met, and get them from the putter's
+            process where that is possible; with files, its `fanout`.
         contents: Put what a folder has into `dest` itself, not into a folder of the key's name.
         filter_options: Patterns in the words of rsync of the files to get.
         force: Fetch all files, also those that are there.
@@ -193,14 +201,19 @@ def get(  # noqa: PLR0913  # the documented parameters
     if is_for_tensors or (dest is None and isinstance(key, str)):
         session, name = _session(kubeconfig_path), _single(key)
         view = find_key(session, _namespace(namespace), name)
-        if broadcast and (is_for_tensors or view is None or view.kind == "tensors"):
-            _wait_for(broadcast, kubeconfig_path, namespace, names_of_keys)
-            view = find_key(session, _namespace(namespace), name)
-        if is_for_tensors or (view is not None and _has_tensors(view, is_part=bool(only))):
-            with _transfer("getting", names_of_keys, verbose) as progress:
-                return tensors.get(
-                    session, _namespace(namespace), name, view, dest, progress, only=patterns
+        with Sink(session, name, dest, patterns) as sink:
+            if broadcast and (is_for_tensors or view is None or view.kind == "tensors"):
+                sink.meet(
+                    windows.wait(session, _namespace(namespace), broadcast, [name], sink.offer)
                 )
+                view = find_key(session, _namespace(namespace), name)
+            if is_for_tensors or (view is not None and _has_tensors(view, is_part=bool(only))):
+                with _transfer("getting", names_of_keys, verbose) as progress:
+                    return tensors.get(
+                        *(session, _namespace(namespace), name, view, dest, progress),
+                        only=patterns,
+                        sink=sink,
+                    )
     with _transfer("getting", names_of_keys, verbose) as progress:
         fanout = 0 if broadcast is None else broadcast.fanout or 0
         download = Download(
@@ -422,13 +435,6 @@ def _refuse_options_of_files(*, locale: bool, contents: bool, filters: str | Non
     for name, value in options.items():
         if value:
             raise SpecError(f"{name} is for files; src holds tensors", hint=f"leave out {name}")
-
-
-def _wait_for(
-    window: BroadcastWindow | None, kubeconfig: str | None, namespace: str | None, keys: list[str]
-) -> None:
-    if window is not None:
-        windows.wait(_session(kubeconfig), _namespace(namespace), window, keys)
 
 
 def _holds_tensors(value: object) -> bool:

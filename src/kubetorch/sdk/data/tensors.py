@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -38,12 +38,28 @@ from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire.data import KeyView, Lifespan, PathKey, PutKey
 
+if TYPE_CHECKING:
+    from kubetorch.sdk.data.direct import Sink
+
 
 class _Blob(NamedTuple):
     """The bytes of a blob, and the place if it is a chunk of tensors."""
 
     content: bytes
     place: Place | None = None
+
+
+class Version(NamedTuple):
+    """What a put has stored.
+
+    Attributes:
+        manifest: The digest of its manifest.
+        file: The tensors of the putter.
+    """
+
+    key: str
+    manifest: str
+    file: TensorFile
 
 
 def put(
@@ -54,7 +70,7 @@ def put(
     progress: Progress,
     *,
     lifespan: Lifespan | None = None,
-) -> None:
+) -> Version:
     """Store tensors as the next version of a key; until its end a get has the version before."""
     name = keys.check(key)
     file = TensorFile(value)
@@ -75,7 +91,7 @@ def put(
         answer = ask(session, namespace, lambda client: client.put_key(request))
         if answer.key is not None:
             store.cache.trim()
-            return
+            return Version(name, digest, file)
         for missing in answer.missing:  # collected meanwhile
             store.add([_chunk(file, numbers[missing])] if missing in numbers else head)
     raise DataStoreError(
@@ -194,7 +210,7 @@ class _Sender:
             yield piece
 
 
-def get(
+def get(  # noqa: PLR0913  # what is read, and the two ways of its bytes
     session: Session,
     namespace: str,
     key: str,
@@ -203,8 +219,11 @@ def get(
     progress: Progress,
     *,
     only: Sequence[str] = (),
+    sink: Sink | None = None,
 ) -> Any:  # noqa: ANN401  # what was put
     """The tensors of a version of a key, or of a file of safetensors; into `dest` if it is given.
+
+    With a `sink` they may come from the process that put them.
 
     Raises:
         DataStoreError: The destination does not fit, or no tensor has such a name. The destination
@@ -228,6 +247,11 @@ def get(
     destination = contents.new_destination() if dest is None else contents.destination(dest)
     sizes = stored.blob_sizes(contents.tensors)
     progress.begin(sum(sizes.values()), 1)
+    if sink is not None and sink.fill(view.manifest, stored, contents, destination):
+        progress.add(progress.total)
+        progress.add_moved(progress.total)
+        progress.add_from_pods(progress.total)
+        return contents.value(destination) if dest is None else dest
     cache.blobs.touch(sizes)  # so that other processes delete them last
     bases = cache.bases(namespace, view.key, stored)
     missing = cache.blobs.missing(sizes)

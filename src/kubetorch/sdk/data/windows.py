@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from types import UnionType
@@ -17,6 +17,7 @@ from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import introspection
 from kubetorch.wire.data import JoinWindow, WindowView
+from kubetorch.wire.transports import Offer
 
 #: That a pod serves at a time.
 _MOST_GETTERS = 50
@@ -27,8 +28,9 @@ class BroadcastWindow:
     """The participants of a transfer to many pods.
 
     Putters and getters of tensors wait for each other: until the first condition of any of them is
-    met. A put has stored its tensors before it waits, a get reads them afterwards. Puts and gets of
-    files begin at once; of them `fanout` alone has an effect.
+    met. A put has stored its tensors before it waits. Afterwards they go straight from the putter's
+    process to those of the getters, or a get reads them from the store. Puts and gets of files
+    begin at once; of them `fanout` alone has an effect.
 
     Attributes:
         timeout: Seconds to wait for participants, from the first one on.
@@ -38,7 +40,8 @@ class BroadcastWindow:
             is closed opens the next one.
         fanout: Getters that a pod serves at a time, up to 50, and the store up to 2; 1 is a chain.
             If not given, two as long as others have room.
-        pack: No effect: small tensors travel together in any case.
+        pack: From process to process, all tensors travel as one buffer; else large ones alone,
+            and small ones together. That of the put decides.
 
     Raises:
         SpecError: There is neither `timeout` nor `world_size` nor `ips`.
@@ -89,7 +92,21 @@ def check_window(window: object) -> None:
         )
 
 
-def wait(session: Session, namespace: str, window: BroadcastWindow, keys: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Members:
+    """What the participants of a closed window offer, and which of them this one is."""
+
+    participant: str
+    offers: Mapping[str, Offer]
+
+
+def wait(
+    session: Session,
+    namespace: str,
+    window: BroadcastWindow,
+    keys: Sequence[str],
+    offer: Offer | None = None,
+) -> Members:
     """Wait until one of the conditions of a participant is met.
 
     Raises:
@@ -102,6 +119,7 @@ def wait(session: Session, namespace: str, window: BroadcastWindow, keys: Sequen
         timeout=window.timeout,
         world_size=window.world_size,
         ips=tuple(window.ips or ()),
+        offer=offer,
     )
 
     def joined() -> WindowView:
@@ -116,3 +134,4 @@ def wait(session: Session, namespace: str, window: BroadcastWindow, keys: Sequen
                 hint="with timeout= as well, those that are there begin after so many seconds",
             )
         time.sleep(TIMING.window_poll_seconds)
+    return Members(join.participant, view.offers)
