@@ -15,7 +15,7 @@ from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, 
 #: Of all files of a released version, so that those of before are told apart: `ktor`.
 APPLICATION = 0x6B746F72
 #: Raised when the tables change.
-SCHEMA = 3
+SCHEMA = 4
 
 _TABLES = """
 create table workloads (
@@ -33,7 +33,7 @@ create table pods (
     namespace text not null, workload text not null, name text not null,
     ordinal integer not null, port integer not null, template text not null, mark text not null,
     pid integer not null, start_time text not null, restarts integer not null,
-    started real not null, devices text not null,
+    started real not null, devices text not null, is_leaving integer not null,
     primary key (namespace, name)
 ) without rowid;
 create table calls (

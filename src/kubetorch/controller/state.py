@@ -76,6 +76,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     restarts: int = 0
     started: float = 0.0
     devices: str = ""
+    #: The pod takes no new call, and ends.
+    is_leaving: bool = False
 
 
 class CallRecord(msgspec.Struct, frozen=True):

@@ -28,6 +28,11 @@ class PodReport(msgspec.Struct, frozen=True):
     is_silent: bool = False
     memory_socket: str = ""
 
+    @property
+    def is_stopping(self) -> bool:
+        """True if the agent takes no more calls, and ends."""
+        return self.activity is not None and self.activity.is_stopping
+
 
 def url(pod: PodStatus, report: PodReport | None) -> str:
     """Base URL of a pod's agent: from the backend, and until it has one from the pod's report."""
@@ -75,6 +80,7 @@ def pod_views(
     """All pods. Those of older templates are ready only until one of the wanted template serves."""
     serving = {pod.name for pod in pods if rollout.serving(pod.name) and pod.phase != "Terminating"}
     serving -= cut_off
+    serving -= {name for name, report in reports.items() if report.is_stopping}
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
     ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(

@@ -473,10 +473,12 @@ class Workload:
         for failure in filter(None, (trouble.failure, self._pod_failure)):
             self._handle(rollout.GaveUp(self.record.generation, failure))
 
-    def _scaled_pods(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The pods that stay, and those of them that take calls."""
+    def _update_scaled_pods(self) -> None:
+        """Notify the scaling of the pods that stay, and of those of them that take calls."""
+        if self.scaling is None or self.is_gone or self._ending:
+            return
         pods = views.pod_views(self.pods, self._reports, self._rollout, self._rendezvous.cut_off)
-        return (
+        self.scaling.pods_changed(
             frozenset(pod.name for pod in pods if pod.phase != "Terminating"),
             frozenset(pod.name for pod in pods if pod.is_ready),
         )
@@ -552,8 +554,12 @@ class Workload:
         self._deploys.report(views.line(pod, message), message.generation)
 
     def active(self, pod: str, message: messages.Activity) -> None:
+        was_stopping = self._reports[pod].is_stopping
         self._reports[pod] = replace(self._reports[pod], activity=message)
         self._activities.reported(pod, message)
+        if message.is_stopping and not was_stopping:
+            self._update_scaled_pods()
+            self.changes.notify()
         if message.is_stopping and self._rendezvous.has_plan:
             self._update_world(world.Stopping(pod))
         if message.last > self.record.active + TIMING.activity_step_seconds and message.calls == 0:
@@ -641,8 +647,7 @@ class Workload:
             failure=self._failure(),
         )
         self._plan_world()
-        if self.scaling is not None and not self.is_gone and not self._ending:
-            self.scaling.pods_changed(*self._scaled_pods())
+        self._update_scaled_pods()
         self._services.state.touch(*self.key)
         self._services.backend.mark_ready(*self.key, self._rollout.ready)
         self._idle.update()

@@ -17,6 +17,7 @@ import pytest
 import kubetorch as kt
 from kubetorch.errors import AutoScalingError, KubetorchError
 from kubetorch.sdk import backend
+from kubetorch.wire.messages import PodView
 from tests.local.calling import InThread, until
 from tests.local.commands import kt as kt_command
 from tests.local.user_project import UserProject
@@ -43,6 +44,14 @@ def hold(path):
     while not os.path.exists(path):
         time.sleep(0.02)
     return os.environ["POD_NAME"]
+
+def hold_number(folder, number):
+    # Writes which pod it is in, and ends once the file `end-NUMBER` is there.
+    written = os.path.join(folder, f"begun-{number}")
+    with open(written + ".part", "w") as file:
+        file.write(os.environ["POD_NAME"])
+    os.rename(written + ".part", written)
+    return hold(os.path.join(folder, f"end-{number}"))
 
 def enqueue(count):
     kt.metric("queue", count)
@@ -83,6 +92,40 @@ def resting(jobs: Any) -> Iterator[Any]:
     until(lambda: not handle.stats().pods, seconds=60)
     yield handle
     handle.teardown()
+
+
+def kill_service(home: Path) -> None:
+    os.kill(json.loads((home / "service.json").read_text())["pid"], signal.SIGKILL)
+
+
+def pods_of(name: str) -> list[PodView]:
+    """The pods of a service by ordinal."""
+    view = backend.session().ask(lambda controller: controller.get_workload("default", name))
+    return sorted(view.pods, key=lambda pod: pod.ordinal)
+
+
+class HeldCalls:
+    """Calls of `hold_number`, spread over the pods of a service, which end one by one."""
+
+    def __init__(self, handle: Any, folder: Path, count: int) -> None:
+        self._folder = folder
+        self._calls = [InThread(handle, str(folder), number) for number in range(count)]
+        until(lambda: len([*folder.glob("begun-?")]) == count)
+        self._pods = [(folder / f"begun-{number}").read_text() for number in range(count)]
+
+    def end_all_but(self, count: int, pod: str) -> None:
+        """Leave so many calls in a pod, and wait for the others in it."""
+        numbers = [number for number, name in enumerate(self._pods) if name == pod]
+        assert len(numbers) >= count
+        for number in numbers[count:]:
+            (self._folder / f"end-{number}").touch()
+            assert self._calls[number].join().value == pod
+
+    def end(self) -> None:
+        """End all calls; each returns the pod in which it began."""
+        for number, pod in enumerate(self._pods):
+            (self._folder / f"end-{number}").touch()
+            assert self._calls[number].join().value == pod
 
 
 def post(handle: Any, body: object) -> Any:
@@ -205,7 +248,7 @@ def test_a_service_at_zero_is_found_by_a_controller_that_starts_anew(
 ) -> None:
     until(lambda: not resting.stats().pods, seconds=60)
     answer = InThread(resting)
-    os.kill(json.loads((service / "service.json").read_text())["pid"], signal.SIGKILL)
+    kill_service(service)
     assert answer.join().value
 
 
@@ -241,9 +284,43 @@ def test_calls_of_a_pod_that_is_killed_end_with_a_typed_error_or_run_again(
     handle = kt.fn(jobs.hold, name="killed").to(quick(min_scale=2, max_scale=2))
     calls = [InThread(handle, str(tmp_path / "end")) for _ in range(4)]
     until(lambda: handle.stats().calls_running == 4)
-    view = backend.session().ask(lambda controller: controller.get_workload("default", "killed"))
-    os.kill(next(pod.pid for pod in view.pods if pod.pid is not None), signal.SIGKILL)
+    os.kill(next(pod.pid for pod in pods_of("killed") if pod.pid is not None), signal.SIGKILL)
     (tmp_path / "end").touch()
     joined = [call.join() for call in calls]
     assert all(call.value or isinstance(call.error, KubetorchError) for call in joined)
+    handle.teardown()
+
+
+def test_a_pod_that_leaves_does_not_come_back_when_the_service_dies_meanwhile(
+    jobs: Any, service: Path, tmp_path: Path
+) -> None:
+    handle = kt.fn(jobs.hold_number, name="leaving-on").to(quick(min_scale=2, max_scale=2))
+    until(lambda: handle.stats().pods_ready == 2)
+    calls = HeldCalls(handle, tmp_path, 4)
+    leaving, staying = pods_of("leaving-on")
+    calls.end_all_but(1, leaving.name)  # with as few calls the newer one would leave
+    until(lambda: [pod.calls for pod in pods_of("leaving-on")] == [1, 2])
+    handle.autoscale(min_scale=1, max_scale=1)
+    until(lambda: [pod.phase for pod in pods_of("leaving-on")] == ["Terminating", "Running"])
+    kill_service(service)
+    until(lambda: [pod.is_ready for pod in pods_of("leaving-on")] == [False, True])
+    assert [pod.phase for pod in pods_of("leaving-on")] == ["Terminating", "Running"]
+    (tmp_path / "end-9").touch()
+    assert handle(str(tmp_path), 9) == staying.name
+    calls.end()
+    until(lambda: [pod.name for pod in pods_of("leaving-on")] == [staying.name])
+    handle.teardown()
+
+
+def test_a_pod_whose_agent_stops_takes_no_call(jobs: Any, tmp_path: Path) -> None:
+    handle = kt.fn(jobs.hold_number, name="stopping").to(quick(min_scale=2, max_scale=2))
+    until(lambda: handle.stats().pods_ready == 2)
+    calls = HeldCalls(handle, tmp_path, 4)
+    stopping, staying = pods_of("stopping")
+    assert stopping.pid is not None
+    os.kill(stopping.pid, signal.SIGTERM)
+    until(lambda: handle.stats().pods_ready == 1)
+    (tmp_path / "end-9").touch()
+    assert handle(str(tmp_path), 9) == staying.name
+    calls.end()
     handle.teardown()

@@ -52,6 +52,19 @@ def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
     assert [pod.is_ready for pod in pod_views] == [True, False]
 
 
+def test_calls_go_to_no_pod_whose_agent_stops():
+    state = rollout.Rollout(wanted_generation=1, good=1)
+    state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS)))
+    for pod in PODS:
+        state.handle(rollout.Connected(pod.name, 1))
+    reports = {
+        pod.name: PodReport(activity=Activity(calls=1, last=0.0, is_stopping=pod is PODS[0]))
+        for pod in PODS
+    }
+    pod_views = views.pod_views(PODS, reports, state)
+    assert [pod.is_ready for pod in pod_views] == [False, True]
+
+
 def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
     state = rollout.Rollout(wanted_generation=1)
     theirs = msgspec.structs.replace(PODS[0], is_ours=False)

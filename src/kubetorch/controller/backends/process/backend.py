@@ -140,7 +140,12 @@ class ProcessBackend(Backend):
         # The pod may have served calls before the controller stopped, so it is not thrown away.
         pod.was_ready = True
         if not pod.adopt():
+            if record.is_leaving:
+                workload.pods.remove(pod)
+                return False
             pod.restart()
+        elif record.is_leaving:
+            self._retire(pod)
         return True
 
     async def _sweep(self) -> None:
@@ -389,7 +394,7 @@ class ProcessBackend(Backend):
 
     def _retire(self, pod: Pod) -> None:
         if not pod.is_leaving:
-            pod.is_leaving = True
+            pod.leave()
             self._run(self._replace(pod))
 
     async def _replace(self, pod: Pod) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import itertools
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -43,6 +44,7 @@ _LOG = "agent.log"
 #: The file in the home of the local service with the URL of its controller.
 CONTROLLER_URL = "controller-url"
 _SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
+_log = logging.getLogger(__name__)
 
 
 class PodHome(msgspec.Struct, frozen=True):
@@ -294,6 +296,14 @@ class Pod:
         self._state.put_pod(record)
 
     # ---------------------------------------------------------------------------------- ending
+
+    def leave(self) -> None:
+        """Note that the pod is about to end, for the next controller as well."""
+        self.is_leaving = True
+        try:
+            self._save(replace(self.record, is_leaving=True))
+        except KubetorchError as error:  # the next controller takes it for one that stays
+            _log.warning("pod not noted as leaving pod=%s error=%s", self.record.name, error)
 
     async def end(self, grace: float) -> None:
         """End the agent and all processes that it started; returns when they have ended."""
