@@ -74,7 +74,7 @@ class _Service:
         if not surplus:
             return
         if surplus > 0:
-            for name in self.scaler.leaving(surplus):
+            for name in self.scaler.leaving(self.scaler.size):
                 self.names.remove(name)
         for _ in range(-surplus):
             self.names.append(f"pod-{self._next_name}")

@@ -265,15 +265,18 @@ class Scaler:
             return None
         return max(0.0, self._due - (now - self._skew))
 
-    def leaving(self, count: int) -> list[str]:
-        """So many pods that should go first.
+    def leaving(self, size: int) -> list[str]:
+        """The pods that should go so that `size` of them stay, in their order.
 
         Those that do not serve, then those with the fewest calls, of these the newest.
         """
+        surplus = len(self._load.pods) - size
+        if surplus <= 0:
+            return []
         pods = sorted(
             self._load.pods.values(), key=lambda pod: (pod.is_ready, pod.calls, -pod.order)
         )
-        return [pod.name for pod in pods[:count]]
+        return [pod.name for pod in pods[:surplus]]
 
     def view(self, now: float) -> ScalingView:
         load = self._load

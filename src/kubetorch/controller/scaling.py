@@ -301,8 +301,7 @@ class Scaling:
             self._timer = self._clock.call_later(delay, self._decide)
 
     def _apply_size(self, size: int) -> None:
-        surplus = max(0, len(self._ready) - size)
-        leaving: Sequence[str] = self._scaler.leaving(surplus) if surplus else ()
+        leaving = self._scaler.leaving(size)
         self._backend.scale(self._spec.namespace, self._spec.name, size, leaving)
         if size != self._saved.size:
             self._save(replace(self._saved, size=size))

@@ -12,13 +12,15 @@ import pytest
 from kubetorch.controller.backends.kubernetes import scaling
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.controller.backends.kubernetes.scaling import ControllerAddress
+from kubetorch.controller.scaling import Scaling
 from kubetorch.k8s.resources import Object
+from kubetorch.lib.clock import SystemClock
 from kubetorch.manifests import agent, labels, rendering
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import Ending
+from kubetorch.wire.messages import Ending, PodLoad
 from tests.unit.controller.backends.kubernetes.small_cluster import OWNER, SmallCluster, backend_of
 
 KNATIVE = "serving.knative.dev/v1"
@@ -66,6 +68,15 @@ async def until(condition: Callable[[], object]) -> None:
 
 def replicas(cluster: SmallCluster) -> object:
     return cluster.take("apps/v1", "Deployment")["spec"].get("replicas")
+
+
+def costs(cluster: SmallCluster) -> dict[str, object]:
+    """The deletion cost of each pod."""
+    deletion_costs = {}
+    for name in ("a", "b", "c"):
+        annotations = cluster.pod(name)["metadata"]["annotations"]
+        deletion_costs[name] = annotations.get(labels.DELETION_COST)
+    return deletion_costs
 
 
 def put_pods(cluster: SmallCluster, *names: str, **metadata: Any) -> None:
@@ -189,13 +200,6 @@ def test_the_latest_number_counts_and_a_refusal_is_said_until_it_ends() -> None:
 def test_the_pods_that_are_named_cost_the_least_until_they_are_needed_again() -> None:
     cluster = without_knative()
 
-    def costs() -> dict[str, object]:
-        deletion_costs = {}
-        for name in ("a", "b", "c"):
-            pod = cluster.pod(name)
-            deletion_costs[name] = pod["metadata"]["annotations"].get(labels.DELETION_COST)
-        return deletion_costs
-
     async def deploy(backend: KubernetesBackend) -> None:
         backend.scale("team", "f", 3)
         await backend.apply(SPEC)
@@ -204,7 +208,7 @@ def test_the_pods_that_are_named_cost_the_least_until_they_are_needed_again() ->
         await until(lambda: len(backend.pods("team", "f")) == 3)
         backend.scale("team", "f", 1, ["c", "a"])
         await until(lambda: replicas(cluster) == 1)
-        assert costs() == {"a": "-1", "b": None, "c": "-2"}
+        assert costs(cluster) == {"a": "-1", "b": None, "c": "-2"}
         scaled = cluster.requests.index("scale Deployment")
         assert "patch Pod" not in cluster.requests[scaled:], "too late for those that it ends"
 
@@ -212,13 +216,42 @@ def test_the_pods_that_are_named_cost_the_least_until_they_are_needed_again() ->
         await until(lambda: len(backend.pods("team", "f")) == 3)
         backend.scale("team", "f", 3)
         await until(lambda: replicas(cluster) == 3)
-        assert costs() == {"a": None, "b": None, "c": None}
+        assert costs(cluster) == {"a": None, "b": None, "c": None}
 
     run(cluster, deploy)
     put_pods(cluster, "a", "b", "c")
     cluster.requests.clear()
     run(cluster, go_on, [SPEC], size=3)
     run(cluster, go_up_again, [SPEC], size=1)
+
+
+def test_the_pods_with_the_fewest_calls_cost_the_least() -> None:
+    cluster = without_knative()
+
+    async def deploy(backend: KubernetesBackend) -> None:
+        backend.scale("team", "f", 3)
+        await backend.apply(SPEC)
+
+    async def go_on(backend: KubernetesBackend) -> None:
+        await until(lambda: len(backend.pods("team", "f")) == 3)
+        scaling = Scaling(
+            SPEC,
+            stored='{"size": 3}',
+            backend=backend,
+            clock=SystemClock(),
+            store=lambda text: None,
+            on_change=lambda: None,
+        )
+        scaling.pods_changed({"a", "b", "c"}, {"a", "b"})
+        scaling.reported("b", PodLoad(1))
+        scaling.change({"max_scale": 1})
+        await until(lambda: replicas(cluster) == 1)
+        scaling.close()
+
+    run(cluster, deploy)
+    put_pods(cluster, "a", "b", "c")
+    run(cluster, go_on, [SPEC], size=3)
+    assert costs(cluster) == {"a": "-1", "b": None, "c": "-2"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ SOURCE = """
 import os, time
 import kubetorch as kt
 
+while os.path.exists(os.environ.get("CLOSED_GATE", "")):
+    time.sleep(0.02)
+
 def work(seconds=0.0, folder="", pods=0):
     # Begins once so many pods run such a call.
     if folder:
@@ -73,9 +76,13 @@ def jobs(project: UserProject) -> Any:
     return project.module(SOURCE)
 
 
-def quick(**settings: Any) -> kt.Compute:
-    """A compute that scales down as soon as its rules allow."""
-    return kt.Compute(cpus="0.01").autoscale(
+def quick(gate: Path | None = None, **settings: Any) -> kt.Compute:
+    """A compute that scales down as soon as its rules allow.
+
+    While the file `gate` exists no pod loads its code.
+    """
+    env_vars = {"CLOSED_GATE": str(gate)} if gate else None
+    return kt.Compute(cpus="0.01", env_vars=env_vars).autoscale(
         **{
             "window": "6s",
             "scale_down_delay": "0s",
@@ -312,7 +319,9 @@ def test_a_pod_that_leaves_does_not_come_back_when_the_service_dies_meanwhile(
     handle.teardown()
 
 
-def test_a_pod_whose_agent_stops_takes_no_call(jobs: Any, tmp_path: Path) -> None:
+def test_a_pod_whose_agent_stops_takes_no_call_and_is_the_one_that_leaves(
+    jobs: Any, tmp_path: Path
+) -> None:
     handle = kt.fn(jobs.hold_number, name="stopping").to(quick(min_scale=2, max_scale=2))
     until(lambda: handle.stats().pods_ready == 2)
     calls = HeldCalls(handle, tmp_path, 4)
@@ -322,5 +331,29 @@ def test_a_pod_whose_agent_stops_takes_no_call(jobs: Any, tmp_path: Path) -> Non
     until(lambda: handle.stats().pods_ready == 1)
     (tmp_path / "end-9").touch()
     assert handle(str(tmp_path), 9) == staying.name
+    handle.autoscale(min_scale=1, max_scale=1)
+    until(lambda: [pod.phase for pod in pods_of("stopping")] == ["Terminating", "Running"])
+    calls.end()
+    handle.teardown()
+
+
+def test_idle_pods_leave_before_busy_ones_while_others_start(jobs: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    handle = kt.fn(jobs.hold_number, name="idle-first").to(quick(gate, min_scale=3, max_scale=9))
+    until(lambda: handle.stats().pods_ready == 3)
+    calls = HeldCalls(handle, tmp_path, 3)
+    *idle, busy = pods_of("idle-first")  # without a reason the newest leaves
+    for pod in idle:
+        calls.end_all_but(0, pod.name)
+    until(lambda: [pod.calls for pod in pods_of("idle-first")] == [0, 0, 1])
+    gate.touch()
+    handle.autoscale(min_scale=5)
+    until(lambda: handle.stats().pods == 5)
+    handle.autoscale(min_scale=2, max_scale=2)
+    until(lambda: sum(pod.phase == "Running" for pod in pods_of("idle-first")) == 2)
+    ready_pods = [pod.name for pod in pods_of("idle-first") if pod.is_ready]
+    assert len(ready_pods) == 2
+    assert busy.name in ready_pods
+    gate.unlink()
     calls.end()
     handle.teardown()

@@ -79,7 +79,7 @@ class Service:
         surplus = len(self.agents) - self.scaler.size
         if not self.are_pods_there or not surplus:
             return
-        for name in self.scaler.leaving(max(0, surplus)):
+        for name in self.scaler.leaving(self.scaler.size):
             del self.agents[name]
         for _ in range(-surplus):
             self._names += 1
@@ -929,8 +929,9 @@ def test_pods_that_do_not_serve_go_first_then_the_least_busy_then_the_newest() -
     scaler.pods_changed(["a", "b", "c", "d", "e"], ["a", "b", "c", "d"], START)
     scaler.report("b", PodLoad(3), START)
     scaler.report("c", PodLoad(1), START)
-    assert scaler.leaving(9) == ["e", "d", "a", "c", "b"]
-    assert scaler.leaving(2) == ["e", "d"]
+    assert scaler.leaving(0) == ["e", "d", "a", "c", "b"]
+    assert scaler.leaving(3) == ["e", "d"]
+    assert scaler.leaving(5) == scaler.leaving(9) == []
 
 
 # ----------------------------------------------------------------------- what users see of it

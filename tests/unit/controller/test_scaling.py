@@ -38,9 +38,10 @@ class Sizes:
 
     def __init__(self) -> None:
         self.size = 0
+        self.leaving: Sequence[str] = ()
 
     def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
-        self.size = size
+        self.size, self.leaving = size, leaving
 
     def most_pods(self, spec: WorkloadSpec) -> None:
         return None
@@ -75,6 +76,17 @@ def test_load_that_is_reported_once_adds_pods_without_another_event() -> None:
     report(scaling, calls=50)
     clock.advance(2.0)
     assert backend.size > 2
+    scaling.close()
+
+
+def test_pods_that_start_go_first_and_then_idle_ones_while_others_start() -> None:
+    clock, backend = ManualClock(), Sizes()
+    scaling = serving(clock, backend)
+    scaling.pods_changed({"f-0", "f-1", "f-2", "f-3", "f-4"}, {"f-0", "f-1", "f-2"})
+    scaling.reported("f-2", PodLoad(1))
+    scaling.change({"min_scale": 5})
+    scaling.change({"min_scale": 2, "max_scale": 2})
+    assert (backend.size, backend.leaving) == (2, ["f-4", "f-3", "f-1"])
     scaling.close()
 
 

@@ -194,11 +194,12 @@ class ProcessBackend(Backend):
         if workload is None or workload.size is None:
             return  # the next apply makes the pods
         workload.size = size
-        current_pods = workload.current()
+        current_pods = {pod.record.name: pod for pod in workload.current()}
         surplus = max(0, len(current_pods) - size)
-        for pod in current_pods:
-            if pod.record.name in leaving[:surplus]:
-                self._retire(pod)
+        # Pods of an older template may be named as well, which go in any case.
+        leaving_pods = [current_pods[pod] for pod in leaving if pod in current_pods]
+        for pod in leaving_pods[:surplus]:
+            self._retire(pod)
         self._reconcile(key)
 
     def most_pods(self, spec: WorkloadSpec) -> int | None:
