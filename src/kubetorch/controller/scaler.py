@@ -197,10 +197,11 @@ class Scaler:
         self._wake(time)
 
     def begin_proof(self, size: int, reason: str, now: float) -> None:
-        """Have so many pods until `end_proof`, whatever the load is."""
+        """Have so many pods until `end_proof`, or the minimum, whatever the load is."""
         time = self._time_at(now)
         self._is_proving = True
-        self._resize(size, (str, reason), now)
+        self._update_minimum(now)
+        self._resize(max(size, self._minimum), (str, reason), now)
         self._wake(time)
 
     def end_proof(self, now: float) -> None:
@@ -244,18 +245,18 @@ class Scaler:
         time = self._time_at(now)
         self._load.measure(time)
         self._hold_end = inf
+        self._update_minimum(now)
+        size, why = self.size, self._why
         if not self._is_proving:
-            settings = self._settings
-            if settings.schedule and not self._minimum_from <= now < self._minimum_until:
-                self._read_schedule(now)
             size, why = self._with_holds(*self._needed(time), time)
-            if size < self._minimum:
-                size, why = self._minimum, (self._minimum_words,)
-            if settings.maximum and size > settings.maximum:
-                size, why = settings.maximum, (self._maximum_words, size)
-            if size < self.size:
-                self._shrink_time = time
-            self._resize(size, why, now)
+        if size < self._minimum:
+            size, why = self._minimum, (self._minimum_words,)
+        maximum = self._settings.maximum
+        if maximum and size > maximum and not self._is_proving:
+            size, why = maximum, (self._maximum_words, size)
+        if size < self.size:
+            self._shrink_time = time
+        self._resize(size, why, now)
         self._set_due(time)
         return self.size
 
@@ -339,10 +340,10 @@ class Scaler:
                 self._wake_for_load(time)
         if not self._is_proving:
             self._wake(self._hold_end)
-            if self._settings.schedule:
-                # Not at once far ahead: a clock that jumps forward would pass over the time.
-                recheck = time + TIMING.schedule_check_seconds
-                self._wake(min(recheck, self._minimum_until - self._skew))
+        if self._settings.schedule:
+            # Not at once far ahead: a clock that jumps forward would pass over the time.
+            recheck = time + TIMING.schedule_check_seconds
+            self._wake(min(recheck, self._minimum_until - self._skew))
         self._latest = self._due + TIMING.scaling_stall_seconds
 
     # ---------------------------------------------------------------------------------- needs
@@ -469,11 +470,14 @@ class Scaler:
 
     # ------------------------------------------------------------------------ bounds and size
 
-    def _read_schedule(self, now: float) -> None:
+    def _update_minimum(self, now: float) -> None:
         """Take the minimum of the expression that fired last, of two at once the larger."""
+        settings = self._settings
+        if not settings.schedule or self._minimum_from <= now < self._minimum_until:
+            return
         firings = [
-            (*_firings(expression, self._settings.timezone, now), minimum, expression)
-            for expression, minimum in self._settings.schedule
+            (*_firings(expression, settings.timezone, now), minimum, expression)
+            for expression, minimum in settings.schedule
         ]
         self._minimum_from, _, self._minimum, self._schedule_expression = max(
             firings, key=lambda firing: (firing[0], firing[2])

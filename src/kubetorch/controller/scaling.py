@@ -138,13 +138,11 @@ class Scaling:
         template = _template(spec)
         if template != self._saved.template:
             self._unproven = template
-            size = self._initial_size()
-            self._scaler.begin_proof(size, "a deploy proves its code", now)
-            self._apply_size(size)
+            self._scaler.begin_proof(self._initial_size(), "a deploy proves its code", now)
         else:
             self._unproven = ""
             self._scaler.end_proof(now)
-            self._apply_size(self._scaler.size)
+        self._apply_size(self._scaler.size)
         self._decide()
         if not overridden:
             return ""
@@ -271,10 +269,8 @@ class Scaling:
         return replace(settings, maximum=most_pods)
 
     def _initial_size(self) -> int:
-        declared = self.declared
-        if declared.initial_scale is not None:
-            return declared.initial_scale
-        return max(1, self._scaler.view(self._clock.time()).minimum)
+        initial_scale = self.declared.initial_scale
+        return 1 if initial_scale is None else initial_scale
 
     def _decide(self) -> None:
         if self._is_closed:

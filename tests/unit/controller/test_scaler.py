@@ -860,6 +860,20 @@ def test_a_schedule_fires_without_an_event() -> None:
     assert changes[-1][1] == 0
 
 
+def test_a_proof_has_the_minimum_by_the_clock_also_when_that_rises_meanwhile() -> None:
+    now = unix_time("2027-03-01T07:59:30")
+    schedule = (("0 20 * * *", 2), ("0 8 * * *", 4))
+    scaler = Scaler(msgspec.structs.replace(PLAIN, schedule=schedule), size=0, now=now)
+    scaler.begin_proof(1, "a deploy proves its code", now)
+    assert scaler.size == 2
+    assert scaler.view(now).reason == "a deploy proves its code"
+    while now < unix_time("2027-03-01T08:00:01"):
+        scaler.decide(now)
+        now += min(scaler.next_decision(now) or 1.0, 1.0)
+    assert [decision.after for decision in scaler.decisions] == [2, 4]
+    assert scaler.view(now).reason == "min_scale of the schedule '0 8 * * *' is 4"
+
+
 def test_without_a_schedule_min_scale_holds_again() -> None:
     service = Service(1, schedule=(("* * * * *", 4),))
     assert service.run(1) == 4
@@ -1029,14 +1043,13 @@ def test_the_size_is_never_out_of_its_bounds(
             is_proving = name == "begin_proof"
         if name == "configure":
             maximum = arguments[0].maximum
-        if is_proving:
-            assert scaler.decide(now) == scaler.size
-            continue
         size = scaler.decide(now)
         view = scaler.view(now)
         assert min(view.minimum, maximum or view.minimum) <= size
-        assert not maximum or size <= maximum
         assert size == view.wanted
+        if is_proving:
+            continue
+        assert not maximum or size <= maximum
         assert view.reason
         # A load that waits has a pod.
         assert size or not view.calls

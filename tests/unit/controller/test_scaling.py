@@ -64,6 +64,11 @@ def serving(clock: ManualClock, backend: Sizes, spec: WorkloadSpec = SPEC) -> Sc
     return scaling
 
 
+def sizes(scaling: Scaling) -> list[int]:
+    """All sizes that the service has had."""
+    return [decision.after for decision in scaling.view().decisions]
+
+
 def report(scaling: Scaling, *, calls: int) -> None:
     for pod in sorted(PODS):
         scaling.reported(pod, PodLoad(calls))
@@ -87,6 +92,18 @@ def test_pods_that_start_go_first_and_then_idle_ones_while_others_start() -> Non
     scaling.change({"min_scale": 5})
     scaling.change({"min_scale": 2, "max_scale": 2})
     assert (backend.size, backend.leaving) == (2, ["f-4", "f-3", "f-1"])
+    scaling.close()
+
+
+def test_a_proof_has_the_minimum_of_its_schedule() -> None:
+    clock, backend = ManualClock(), Sizes()
+    schedule = AutoscalingSpec(min_schedule=(("* * * * *", 3),), max_scale=10)
+    spec = replace(SPEC, compute=ComputeSpec(autoscaling=schedule))
+    scaling = serving(clock, backend, spec)
+    assert sizes(scaling) == [3]
+    scaling.begin_deploy(replace(spec, compute=replace(spec.compute, cpus="1")))
+    scaling.served()
+    assert sizes(scaling) == [3]
     scaling.close()
 
 
