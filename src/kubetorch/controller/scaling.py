@@ -4,9 +4,10 @@ agents ──(PodLoad)───┐
 callers ─(PodWait)───┼──► Scaler (pure) ──► Backend.scale
 rollout ─(served)────┘
 
-A first deploy, and one that changes the pod template, proves its code on `initial_scale` pods; from
-then on the scaler decides. The number of pods, the template whose code is proven, and the keywords
-that were changed since the deploy are stored: a controller that starts goes on with them.
+A first deploy, and one that changes the pod template, proves its code on `initial_scale` pods, or
+on as many as it replaces; from then on the scaler decides. The number of pods, the template whose
+code is proven, and the keywords that were changed since the deploy are stored: a controller that
+starts goes on with them.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Scaling:
         template = _template(spec)
         if template != self._saved.template:
             self._unproven = template
-            self._scaler.begin_proof(self._initial_size(), "a deploy proves its code", now)
+            self._scaler.begin_proof(self._proof_size(), "a deploy proves its code", now)
         else:
             self._unproven = ""
             self._scaler.end_proof(now)
@@ -268,9 +269,14 @@ class Scaling:
             return settings
         return replace(settings, maximum=most_pods)
 
-    def _initial_size(self) -> int:
+    def _proof_size(self) -> int:
+        """The declared number of pods; no fewer than a service has whose pods they replace."""
         initial_scale = self.declared.initial_scale
-        return 1 if initial_scale is None else initial_scale
+        declared_size = 1 if initial_scale is None else initial_scale
+        if not self._saved.template:
+            return declared_size
+        replaced_size, maximum = self._scaler.size, self._settings().maximum
+        return max(declared_size, min(replaced_size, maximum) if maximum else replaced_size)
 
     def _decide(self) -> None:
         if self._is_closed:

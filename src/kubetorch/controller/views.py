@@ -76,12 +76,19 @@ def pod_views(
     reports: dict[str, PodReport],
     rollout: Rollout,
     cut_off: Set[str] = frozenset(),
+    *,
+    is_scaled: bool = False,
 ) -> tuple[messages.PodView, ...]:
-    """All pods. Those of older templates are ready only until one of the wanted template serves."""
+    """All pods. Those of older templates are ready only until one of the wanted template serves.
+
+    Of a scaled service they are until the wanted generation is reached: the load needs them.
+    """
     serving = {pod.name for pod in pods if rollout.serving(pod.name) and pod.phase != "Terminating"}
     serving -= cut_off
     serving -= {name for name, report in reports.items() if report.is_stopping}
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
+    if is_scaled and rollout.good != rollout.wanted_generation:
+        current = serving
     ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(
         pod_view(pod, reports.get(pod.name), rollout, is_ready=pod.name in ready) for pod in pods

@@ -218,8 +218,16 @@ class Workload:
 
     def pod_views(self) -> tuple[messages.PodView, ...]:
         """The pods, as lists and clients see them, with the calls of their latest reports."""
-        pods = views.pod_views(self.pods, self._reports, self._rollout, self._rendezvous.cut_off)
-        return pods if self.scaling is None else tuple(map(self._with_load, pods))
+        return tuple(map(self._with_load, self._views_of_pods()))
+
+    def _views_of_pods(self) -> tuple[messages.PodView, ...]:
+        return views.pod_views(
+            self.pods,
+            self._reports,
+            self._rollout,
+            self._rendezvous.cut_off,
+            is_scaled=self.scaling is not None,
+        )
 
     def _with_load(self, pod: messages.PodView) -> messages.PodView:
         """A pod with the calls that it has by its latest report."""
@@ -477,7 +485,7 @@ class Workload:
         """Notify the scaling of the pods that stay, and of those of them that take calls."""
         if self.scaling is None or self.is_gone or self._ending:
             return
-        pods = views.pod_views(self.pods, self._reports, self._rollout, self._rendezvous.cut_off)
+        pods = self._views_of_pods()
         self.scaling.pods_changed(
             frozenset(pod.name for pod in pods if pod.phase != "Terminating"),
             frozenset(pod.name for pod in pods if pod.is_ready),

@@ -26,8 +26,13 @@ SOURCE = """
 import os, time
 import kubetorch as kt
 
-while os.path.exists(os.environ.get("CLOSED_GATE", "")):
-    time.sleep(0.02)
+gate = os.environ.get("CLOSED_GATE", "")
+while os.path.exists(gate):
+    try:
+        os.unlink(f"{gate}-ticket")
+        break
+    except FileNotFoundError:
+        time.sleep(0.02)
 
 def work(seconds=0.0, folder="", pods=0):
     # Begins once so many pods run such a call.
@@ -79,7 +84,8 @@ def jobs(project: UserProject) -> Any:
 def quick(gate: Path | None = None, **settings: Any) -> kt.Compute:
     """A compute that scales down as soon as its rules allow.
 
-    While the file `gate` exists no pod loads its code.
+    While the file `gate` exists no pod loads its code, but for one that takes the file beside it
+    whose name ends in `-ticket`.
     """
     env_vars = {"CLOSED_GATE": str(gate)} if gate else None
     return kt.Compute(cpus="0.01", env_vars=env_vars).autoscale(
@@ -355,5 +361,28 @@ def test_idle_pods_leave_before_busy_ones_while_others_start(jobs: Any, tmp_path
     assert len(ready_pods) == 2
     assert busy.name in ready_pods
     gate.unlink()
+    calls.end()
+    handle.teardown()
+
+
+def test_a_deploy_of_other_pods_takes_none_from_the_load_before_they_are_ready(
+    jobs: Any, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    bounds = {"min_scale": 1, "max_scale": 3, "concurrency": 1}
+    handle = kt.fn(jobs.hold_number, name="rolling").to(quick(**bounds))
+    calls = HeldCalls(handle, tmp_path, 3)
+    old_names = {pod.name for pod in pods_of("rolling")}
+    assert len(old_names) == 3
+    gate.touch()
+    deploy = InThread(kt.fn(jobs.hold_number, name="rolling").to, quick(gate, **bounds))
+    until(lambda: len(pods_of("rolling")) == 6)
+    assert handle.stats().pods_wanted == 3
+    (tmp_path / "gate-ticket").touch()
+    until(lambda: sum(pod.is_ready for pod in pods_of("rolling")) == 4)
+    assert old_names <= {pod.name for pod in pods_of("rolling") if pod.is_ready}
+    gate.unlink()
+    assert deploy.join().error is None
+    assert old_names.isdisjoint(pod.name for pod in pods_of("rolling") if pod.is_ready)
     calls.end()
     handle.teardown()

@@ -107,6 +107,28 @@ def test_a_proof_has_the_minimum_of_its_schedule() -> None:
     scaling.close()
 
 
+def test_a_deploy_of_other_pods_keeps_as_many_as_the_load_needs() -> None:
+    clock, backend = ManualClock(), Sizes()
+    scaling = serving(clock, backend)
+    report(scaling, calls=8)
+    clock.advance(2.0)
+    assert backend.size == 6
+    changed = replace(SPEC.compute, cpus="1")
+    scaling.begin_deploy(replace(SPEC, compute=changed))
+    assert backend.size == 6
+    report(scaling, calls=0)
+    clock.advance(1000.0)
+    assert backend.size == 6
+    assert changed.autoscaling is not None
+    bounded = replace(changed, autoscaling=replace(changed.autoscaling, max_scale=4))
+    scaling.begin_deploy(replace(SPEC, compute=bounded))
+    assert backend.size == 4
+    scaling.served()
+    clock.advance(1000.0)
+    assert backend.size == 2
+    scaling.close()
+
+
 def test_the_calls_of_a_batch_need_one_slot_together() -> None:
     clock, backend = ManualClock(), Sizes()
     batched = replace(SPEC.callable, batched=(BatchedMethod("", 10),))

@@ -65,6 +65,22 @@ def test_calls_go_to_no_pod_whose_agent_stops():
     assert [pod.is_ready for pod in pod_views] == [False, True]
 
 
+def test_pods_of_an_older_template_take_calls_of_a_scaled_service_until_all_are_replaced():
+    new, old = PODS[0], msgspec.structs.replace(PODS[1], is_retiring=True)
+    state = rollout.Rollout(wanted_generation=2, good=1)
+    state.handle(rollout.PodsChanged(frozenset({new.name}), frozenset({old.name}), 2))
+    state.handle(rollout.Connected(new.name, 2))
+    state.handle(rollout.Connected(old.name, 1))
+
+    def ready(*, is_scaled):
+        return [pod.is_ready for pod in views.pod_views([new, old], {}, state, is_scaled=is_scaled)]
+
+    assert ready(is_scaled=False) == [True, False]
+    assert ready(is_scaled=True) == [True, True]
+    state.handle(rollout.PodsChanged(frozenset({new.name}), frozenset({old.name}), 1))
+    assert ready(is_scaled=True) == [True, False]
+
+
 def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
     state = rollout.Rollout(wanted_generation=1)
     theirs = msgspec.structs.replace(PODS[0], is_ours=False)
