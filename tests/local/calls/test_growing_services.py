@@ -228,6 +228,14 @@ def test_items_that_were_not_sent_are_load_and_go_to_new_pods() -> None:
         until(lambda: controller.waiting[-1] == 0)
 
 
+def test_a_map_offers_as_many_items_as_the_pods_could_run_at_max_scale() -> None:
+    with Pod(0) as pod, growing(slots=50) as (route, controller):  # and 4 pods at most
+        values = InThread(lambda: list(caller(route, "echo").map(range(300))))
+        until(lambda: controller.waiting[-1] == 200)
+        controller.add(pod)
+        assert len(values.join().value) == 300
+
+
 def test_a_call_finds_the_pod_of_its_ancestor_that_is_newer_than_its_route() -> None:
     with Pod(0) as old, Pod(1) as new, growing(old) as (route, controller):
         controller.add(new)

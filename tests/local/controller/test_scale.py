@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import kubetorch as kt
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.errors import AutoScalingError, KubetorchError
 from kubetorch.sdk import backend
 from kubetorch.wire.messages import PodView
@@ -240,6 +242,14 @@ def test_impossible_live_changes_are_refused_and_change_nothing(resting: Any) ->
         with pytest.raises(AutoScalingError):
             resting.autoscale(**wrong)
     assert resting.stats().max_scale == before
+
+
+def test_a_service_without_max_scale_has_no_more_pods_than_this_machine_has_memory_for(
+    resting: Any,
+) -> None:
+    agents = psutil.virtual_memory().total // LIMITS.agent_least_bytes
+    assert 0 < resting.autoscale(max_scale=0).max_scale < agents
+    assert resting.autoscale(max_scale=None).max_scale == 3
 
 
 def test_kt_scale_replaces_a_schedule_with_a_time_zone_and_resets_it(resting: Any) -> None:

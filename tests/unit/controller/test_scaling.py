@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from kubetorch.controller.scaling import Scaling
 from kubetorch.specs.autoscaling import AutoscalingSpec
@@ -36,20 +39,24 @@ class CountingClock(ManualClock):
 class Sizes:
     """A backend whose pods are counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int | None = None) -> None:
         self.size = 0
         self.leaving: Sequence[str] = ()
+        self._room = room
 
     def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
         self.size, self.leaving = size, leaving
 
-    def most_pods(self, spec: WorkloadSpec) -> None:
-        return None
+    def most_pods(self, spec: WorkloadSpec) -> int | None:
+        return self._room
 
 
-def serving(clock: ManualClock, backend: Sizes, spec: WorkloadSpec = SPEC) -> Scaling:
-    """A service at rest, with two pods."""
-    scaling = Scaling(
+def scaled(**keywords: Any) -> WorkloadSpec:
+    return replace(SPEC, compute=ComputeSpec(autoscaling=AutoscalingSpec(**keywords)))
+
+
+def new_scaling(clock: ManualClock, backend: Sizes, spec: WorkloadSpec) -> Scaling:
+    return Scaling(
         spec,
         stored="",
         backend=backend,  # type: ignore[arg-type]  # as much of a backend as scaling needs
@@ -57,6 +64,11 @@ def serving(clock: ManualClock, backend: Sizes, spec: WorkloadSpec = SPEC) -> Sc
         store=lambda text: None,
         on_change=lambda: None,
     )
+
+
+def serving(clock: ManualClock, backend: Sizes, spec: WorkloadSpec = SPEC) -> Scaling:
+    """A service at rest, with two pods."""
+    scaling = new_scaling(clock, backend, spec)
     scaling.begin_deploy(spec)
     scaling.pods_changed(PODS, PODS)
     scaling.served()
@@ -95,10 +107,51 @@ def test_pods_that_start_go_first_and_then_idle_ones_while_others_start() -> Non
     scaling.close()
 
 
+def test_a_first_deploy_has_its_initial_pods_until_they_have_served() -> None:
+    clock, backend = ManualClock(), Sizes()
+    spec = scaled(min_scale=1, initial_scale=2, max_scale=10)
+    scaling = new_scaling(clock, backend, spec)
+    scaling.begin_deploy(spec)
+    clock.advance(1000.0)
+    assert backend.size == 2
+    scaling.pods_changed(PODS, PODS)
+    scaling.served()
+    clock.advance(1000.0)
+    assert backend.size == 1
+    scaling.close()
+
+
+def test_only_a_deploy_of_other_pods_starts_some_for_a_service_at_zero() -> None:
+    clock, backend = ManualClock(), Sizes()
+    spec = scaled(min_scale=0, max_scale=10)
+    scaling = serving(clock, backend, spec)
+    scaling.pods_changed(set(), set())
+    assert backend.size == 0
+    scaling.begin_deploy(replace(spec, init_args="of other code"))
+    assert backend.size == 0
+    scaling.begin_deploy(replace(spec, compute=replace(spec.compute, cpus="1")))
+    assert backend.size == 1
+    clock.advance(1000.0)
+    assert backend.size == 1
+    scaling.served()
+    clock.advance(1000.0)
+    assert backend.size == 0
+    scaling.close()
+
+
+@pytest.mark.parametrize(("max_scale", "size"), [(0, 3), (10, 3), (2, 2)])
+def test_the_load_adds_no_more_pods_than_there_is_room_for(max_scale: int, size: int) -> None:
+    clock, backend = ManualClock(), Sizes(room=3)
+    scaling = serving(clock, backend, scaled(min_scale=1, max_scale=max_scale, target=4))
+    report(scaling, calls=50)
+    clock.advance(2.0)
+    assert backend.size == scaling.view().maximum == size
+    scaling.close()
+
+
 def test_a_proof_has_the_minimum_of_its_schedule() -> None:
     clock, backend = ManualClock(), Sizes()
-    schedule = AutoscalingSpec(min_schedule=(("* * * * *", 3),), max_scale=10)
-    spec = replace(SPEC, compute=ComputeSpec(autoscaling=schedule))
+    spec = scaled(min_schedule=(("* * * * *", 3),), max_scale=10)
     scaling = serving(clock, backend, spec)
     assert sizes(scaling) == [3]
     scaling.begin_deploy(replace(spec, compute=replace(spec.compute, cpus="1")))
