@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kubetorch.controller.routes.table import Exchange
+from kubetorch.controller.scaling import Scaling
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import (
     CallRefusedError,
@@ -40,6 +41,7 @@ from kubetorch.lib.asgi import Message, Receive, Scope, Send
 from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Upgrade
 from kubetorch.lib.proxy import Mount, Passage, Target
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import exceptions, routes, tokens
 from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.tokens import AppRequest
@@ -202,7 +204,11 @@ class Relay:
             await send(message)
 
         target, app_request = await self._target(
-            destination, scope["query_string"], scope["headers"], exchange.admit
+            destination,
+            scope["query_string"],
+            scope["headers"],
+            exchange.admit,
+            scope.get("disconnected"),
         )
         scope = {**scope, "query_string": app_request.query}
         pod_address = (target.host, target.port)
@@ -268,10 +274,12 @@ class Relay:
         query: bytes,
         headers: list[Header],
         admit: Callable[[], None],
+        disconnected: Callable[[], Awaitable[None]] | None = None,
     ) -> tuple[Target, AppRequest]:
         """The server of a request, and the request without tokens of other services.
 
-        `admit` is called if the request has a token of this service.
+        `admit` is called if the request has a token of this service. `disconnected` waits for the
+        end of the client.
         """
         namespace, name, mount = destination.namespace, destination.name, destination.mount
         try:
@@ -291,12 +299,8 @@ class Relay:
                 hint=f"kt list -n {namespace} shows what there is",
             )
         pod_name = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
-        if workload.scaling is not None and pod_name is None:
-            await workload.scaling.hold(
-                f"request {next(self._numbers)}",
-                workload.spec.compute.launch_timeout,
-                partial(self._has_room, workload),
-            )
+        if workload.scaling is not None and pod_name is None and not self._has_room(workload):
+            await self._hold(workload, workload.scaling, disconnected)
             workload = self._find(namespace, name)  # it may have been torn down meanwhile
         view = workload.view()
         is_scaled = bool(view.scaler) and pod_name is None
@@ -308,6 +312,30 @@ class Relay:
             # By this name a scaler knows the service.
             extra_headers = (*extra_headers, (_HOST, server_url.netloc.encode()))
         return Target(server_url.hostname, server_url.port or 80, mount, extra_headers), app_request
+
+    async def _hold(
+        self,
+        workload: Workload,
+        scaling: Scaling,
+        disconnected: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        """Hold a request until a pod has room for it, unless its client goes."""
+        held_request = scaling.hold(
+            f"request {next(self._numbers)}",
+            workload.spec.compute.launch_timeout,
+            partial(self._has_room, workload),
+        )
+        if disconnected is None:
+            await held_request
+            return
+        holding, end = asyncio.ensure_future(held_request), asyncio.ensure_future(disconnected())
+        try:
+            await asyncio.wait({holding, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not holding.done():
+                raise asgi.ClientGoneError
+            holding.result()
+        finally:
+            await cancel_all([holding, end])
 
     def _choose(self, view: WorkloadView, pod_name: str | None) -> PodView:
         name, reachable_pods = view.spec.name, [pod for pod in view.pods if pod.url]

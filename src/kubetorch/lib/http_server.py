@@ -13,6 +13,7 @@ the application, until the one before is answered.
 
 Strangers have no right to a connection: an application calls `scope["admit"]` when a request has
 proved its sender, and where there are too many connections, those without such a request end.
+`await scope["disconnected"]()` ends when the client does, for a request that waits with its body.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Cycle:
         self._is_chunked = False
         self._is_bodiless = scope["method"] == "HEAD"
         self._is_complete = False
+        scope["disconnected"] = self.disconnected
 
     async def run(self, app: Application) -> None:
         try:
@@ -133,6 +135,15 @@ class Cycle:
         self._is_read = not self._has_more
         self._connection.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self._has_more}
+
+    async def disconnected(self) -> None:
+        """Wait until the client disconnects, before the body is read.
+
+        It is not noticed while so much of the body waits that no more is read.
+        """
+        while not self._is_disconnected:
+            self._arrived.clear()
+            await self._arrived.wait()
 
     async def send(self, message: Message) -> None:
         """Send a piece of the answer; dropped when the client is gone."""

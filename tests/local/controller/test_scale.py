@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -175,6 +177,24 @@ def test_many_calls_at_zero_start_several_pods_and_all_of_them_end(
 def test_a_request_of_plain_http_waits_for_the_first_pod(resting: Any) -> None:
     until(lambda: not resting.stats().pods, seconds=60)
     assert post(resting, {"args": [0.0]})
+
+
+def test_a_request_whose_client_has_gone_waits_no_more(jobs: Any, tmp_path: Path) -> None:
+    handle = kt.fn(jobs.hold, name="full").to(quick(min_scale=1, max_scale=1, concurrency=1))
+    call = InThread(handle, str(tmp_path / "end"))
+    until(lambda: handle.stats().calls_running == 1)
+    url = urlsplit(handle.endpoint())
+    connections = [http.client.HTTPConnection(url.netloc, timeout=60) for _ in range(3)]
+    for connection in connections:
+        body = json.dumps({"args": [str(tmp_path / "never")]})
+        connection.request("POST", url.path, body, dict(handle.request_headers))
+    until(lambda: handle.stats().calls_waiting == 3)
+    for connection in connections:
+        connection.close()
+    until(lambda: not handle.stats().calls_waiting)
+    (tmp_path / "end").touch()
+    assert call.join().value
+    handle.teardown()
 
 
 def test_three_calls_of_one_second_take_three_seconds_on_one_pod_of_concurrency_one(

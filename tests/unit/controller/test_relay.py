@@ -106,10 +106,12 @@ def test_a_held_request_to_a_service_that_is_torn_down_meanwhile_hears_that_it_i
     class TornDown:
         """Scaling that is closed while it holds a request."""
 
+        pod_slots = None
+
         async def hold(self, request, seconds, has_room):
             del services["team", "train"]
 
-    services["team", "train"] = SimpleNamespace(spec=spec, scaling=TornDown())
+    services["team", "train"] = SimpleNamespace(spec=spec, scaling=TornDown(), pod_views=tuple)
 
     def find(namespace, name):
         return services.get((namespace, name)) or nothing(namespace, name)
