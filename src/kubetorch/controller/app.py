@@ -147,7 +147,7 @@ class App:
         if exchange.has_begun:
             # The status is sent: the client sees the error by the missing end of the body.
             return
-        failure = exceptions.describe_refusal(error)
+        failure = exceptions.describe_refusal(error, started=exchange.has_started)
         await exchange.refuse(failure.status, failure.to_json())
 
 

@@ -203,6 +203,7 @@ class Relay:
             exchange.passed_on()
             await send(message)
 
+        exchange.has_started = False
         target, app_request = await self._target(
             destination,
             scope["query_string"],
@@ -213,6 +214,7 @@ class Relay:
         scope = {**scope, "query_string": app_request.query}
         pod_address = (target.host, target.port)
         self._requests[pod_address] += 1
+        exchange.has_started = True
         try:
             await proxy.relay(scope, app_request.headers, receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
@@ -236,7 +238,7 @@ class Relay:
                 destination, upgrade.query, upgrade.headers, upgrade.admit
             )
         except KubetorchError as error:
-            failure = exceptions.describe_refusal(error)
+            failure = exceptions.describe_refusal(error, started=False)
             raise Refusal(failure.status, failure.to_json()) from error
         upgrade.query = app_request.query
         return Passage(target, app_request.headers)
@@ -301,7 +303,11 @@ class Relay:
         pod_name = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
         if workload.scaling is not None and pod_name is None and not self._has_room(workload):
             await self._hold(workload, workload.scaling, disconnected)
-            workload = self._find(namespace, name)  # it may have been torn down meanwhile
+            if workload.is_torn_down:
+                raise ServiceNotFoundError(
+                    f"the service {name} was torn down while a request waited for its pod",
+                    hint="deploy it again with .to(kt.Compute(...))",
+                )
         view = workload.view()
         is_scaled = bool(view.scaler) and pod_name is None
         server_url = urlsplit(view.scaler if is_scaled else self._choose(view, pod_name).url)

@@ -119,6 +119,8 @@ class Workload:
         self._programs: set[str] = set()
         #: Notified of every change of the workload.
         self.changes = Changes()
+        #: It is about to be gone.
+        self.is_torn_down = False
         self.is_gone = False
         # When the wanted generation was deployed or reached: the idle time is counted from here.
         self._idle_since = shared.clock.time()
@@ -192,7 +194,7 @@ class Workload:
             spec=spec,
             generation=record.generation,
             status=messages.TERMINATING
-            if self._ending
+            if self.is_torn_down
             else views.status(self.pods, self._reports, self._rollout, spec),
             pods=pods,
             url=url or next((pod.url for pod in pods if pod.is_ready), ""),
@@ -608,6 +610,7 @@ class Workload:
 
     async def delete(self, grace: float) -> list[str]:
         """End the pods; returns the user's own objects that remain, as `Backend.delete` does."""
+        self.is_torn_down = True
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._deploys.fail_all(error)
         await self._apply.stop()

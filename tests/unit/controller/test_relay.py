@@ -101,23 +101,18 @@ def test_of_a_public_app_only_its_own_pages_need_no_token():
 
 def test_a_held_request_to_a_service_that_is_torn_down_meanwhile_hears_that_it_is_gone():
     spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), ComputeSpec())
-    services = {}
 
     class TornDown:
-        """Scaling that is closed while it holds a request."""
+        """Scaling that is closed while it holds a request: its service is still known."""
 
         pod_slots = None
 
         async def hold(self, request, seconds, has_room):
-            del services["team", "train"]
+            workload.is_torn_down = True
 
-    services["team", "train"] = SimpleNamespace(spec=spec, scaling=TornDown(), pod_views=tuple)
-
-    def find(namespace, name):
-        return services.get((namespace, name)) or nothing(namespace, name)
-
-    passing = Relay(find, secret=b"secret", clock=lambda: 0.0)
-    with pytest.raises(ServiceNotFoundError):
+    workload = SimpleNamespace(spec=spec, scaling=TornDown(), pod_views=tuple, is_torn_down=False)
+    passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
+    with pytest.raises(ServiceNotFoundError, match="torn down"):
         asyncio.run(
             passing._target(locate(b"/team/train/double"), b"", [bearer("train")], lambda: None)
         )

@@ -28,6 +28,8 @@ class Exchange(Request):
         self.request_id = asgi.request_id(sent_id, size=16)
         self._responder = Responder(send, {routes.REQUEST_ID.lower(): self.request_id})
         self._asker: Asker | None = None
+        #: Whether what is asked for may have begun; a request for a pod has not before it is there.
+        self.has_started = True
 
     @property
     def asker(self) -> Asker:

@@ -1,0 +1,94 @@
+"""Callers that wait for the first pod of a service, whose code takes long or fails to load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+import kubetorch as kt
+from tests.local.calling import InThread, until
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os, time
+
+print("looking for the model")
+if os.path.exists({fail!r}):
+    raise RuntimeError("no model today")
+while os.path.exists({hold!r}):
+    time.sleep(0.02)
+
+def work():
+    return os.environ["POD_NAME"]
+"""
+
+
+class Files(NamedTuple):
+    """While the one is there, pods fail to load the code; while the other is, they load it."""
+
+    fail: Path
+    hold: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home: Path) -> Path:
+    return shared_service_home
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("starts")
+    return Files(folder / "fail", folder / "hold")
+
+
+@pytest.fixture(scope="module")
+def jobs(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    project = UserProject(tmp_path_factory.mktemp("project") / "shop")
+    return project.module(SOURCE.format(fail=str(files.fail), hold=str(files.hold)))
+
+
+@pytest.fixture
+def resting(jobs: Any, files: Files, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A service without pods until it is called; a test may give its `launch_timeout`."""
+    compute = kt.Compute(cpus="0.01", launch_timeout=getattr(request, "param", 60)).autoscale(
+        min_scale=0,
+        initial_scale=0,
+        max_scale=1,
+        window="6s",
+        scale_down_delay="0s",
+        scale_to_zero_pod_retention_period="0s",
+    )
+    handle = kt.fn(jobs.work, name="starting").to(compute)
+    yield handle
+    for file in files:
+        file.unlink(missing_ok=True)
+    handle.teardown()
+
+
+def post(handle: Any) -> tuple[int, Any]:
+    """Status and body of the answer to a call by plain HTTP."""
+    url = urlsplit(handle.endpoint())
+    connection = http.client.HTTPConnection(url.netloc, timeout=60)
+    connection.request("POST", url.path, json.dumps({"args": []}), dict(handle.request_headers))
+    answer = connection.getresponse()
+    body = json.loads(answer.read())
+    connection.close()
+    return answer.status, body
+
+
+def test_a_request_that_waits_for_a_service_that_is_torn_down_did_not_start(
+    resting: Any, files: Files
+) -> None:
+    files.hold.touch()
+    answer = InThread(post, resting)
+    until(lambda: resting.stats().calls_waiting)
+    resting.teardown()
+    status, body = answer.join().value
+    assert (status, body["error_type"], body["started"]) == (404, "ServiceNotFoundError", False)
+    assert "starting was torn down" in body["message"]
