@@ -221,13 +221,19 @@ class Location(NamedTuple):
 
     def absent(self, ordinal: int | None) -> AbsentError:
         """The error that the pod, or without an ordinal no pod, is ready, with the reasons."""
+        is_scaled = self.scaling is not None and ordinal is None
         absent_pods = [
-            p for p in self.pods.values() if not p.is_ready and ordinal in (None, p.ordinal)
+            pod
+            for pod in self.pods.values()
+            if not pod.is_ready
+            and ordinal in (None, pod.ordinal)
+            # That fewer pods were needed is no reason for which none is ready.
+            and not (is_scaled and _has_left(pod))
         ]
         reasons = [f"pod {pod.name}: {_absence_reason(pod)}" for pod in absent_pods[-_NAMED_PODS:]]
         if self.reason:
             reasons.append(self.reason)
-        if self.scaling is not None and ordinal is None:
+        if is_scaled and self.scaling is not None:
             reasons += filter(None, (self.scaling.failure, self.scaling.reason))
         return AbsentError(
             "; ".join(reasons) or "none is ready", absent_pods[-1].name if absent_pods else None
@@ -263,6 +269,11 @@ class AbsentError(UnavailableError):
 
 class PodLeftError(CallRefusedError):
     """A service has fewer pods than a handle knows of: nothing ran in the one that is gone."""
+
+
+def _has_left(pod: PodView) -> bool:
+    """True if a pod was deleted, or is about to be."""
+    return pod.phase == "Terminating" if pod.ended is None else pod.ended.reason == "Deleted"
 
 
 def _absence_reason(pod: PodView) -> str:
@@ -1061,10 +1072,11 @@ class Route:
                 raise self._connector.torn_down() if self._is_torn_down else refusal from error
 
     def refusal(self, patience: float, error: Exception | None) -> CallRefusedError:
+        seconds = f"{patience:.0f}" if patience >= 9.95 else f"{patience:.2g}"
         pod_text = "" if self.ordinal is None else f"with the number {self.ordinal} "
         reason = "" if error is None else f": {error}"
         refused = CallRefusedError(
-            f"no pod {pod_text}of {self.service} could be reached within {patience:g} s{reason}",
+            f"no pod {pod_text}of {self.service} could be reached within {seconds} s{reason}",
             hint=f"kt status {self.service}",
         )
         if isinstance(error, AbsentError):
