@@ -12,7 +12,7 @@ not matter in which order events arrive, nor how often.
 A workload without pods may *rest*: its scaler makes some when they are needed. Then a generation
 is reached at once, but stays *unproven*: the next pod shows whether it can be served, and if it
 cannot, the generation is given up after all, though not for an older one: its deploy was reported
-as a success.
+as a success. Such a failure is one of the pods that are there: the next ones begin without it.
 
 An event of one pod costs the same however many pods there are: a workload may have thousands, and
 each of them sends messages in every rollout.
@@ -113,7 +113,13 @@ class Recovered(msgspec.Struct, frozen=True):
     generation: int
 
 
-Effect = Reload | Reached | NotReached | Recovered
+class Retried(msgspec.Struct, frozen=True):
+    """The pods for which the generation was given up are gone, and others try to load it."""
+
+    generation: int
+
+
+Effect = Reload | Reached | NotReached | Recovered | Retried
 
 
 class _Session(msgspec.Struct):
@@ -135,6 +141,8 @@ class Rollout(msgspec.Struct):
     #: See `PodsChanged`.
     expected: int | None = None
     needed: frozenset[str] | None = None
+    #: The pods that were there when the wanted generation was given up; `None`: they are not known.
+    _failed_pods: frozenset[str] | None = None
     #: Whether the wanted generation was reached without a pod, and no pod has served it since.
     _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
@@ -151,8 +159,10 @@ class Rollout(msgspec.Struct):
                 if failure is not None:
                     effects += self._give_up(generation, failure)
             case PodsChanged(pods, retiring, expected, needed):
+                rested = self.rests
                 self.pods, self.retiring, self.expected = pods, retiring, expected
                 self.needed = needed
+                effects += self._forget_failure(rested=rested)
             case Connected(pod, serving):
                 self._sessions[pod] = _Session(serving)
             case Observed(pod, generation, serving, failure):
@@ -230,8 +240,18 @@ class Rollout(msgspec.Struct):
         is_open = self.is_undecided or (self._is_unproven and self.failure is None)
         if generation != self.wanted_generation or not is_open:
             return ()
-        self.failure = failure
+        self.failure, self._failed_pods = failure, self.pods
         return (NotReached(generation, failure),)
+
+    def _forget_failure(self, *, rested: bool) -> Iterable[Effect]:
+        """Forget why earlier pods could not serve a generation that is not given up for another."""
+        if self.failure is None or self.good != self.wanted_generation:
+            return ()
+        are_new = self._failed_pods is not None and self.pods.isdisjoint(self._failed_pods)
+        if not ((rested and not self.rests) or (self.pods and are_new)):
+            return ()
+        self.failure = None
+        return (Retried(self.wanted_generation),)
 
     def _decide(self) -> Iterable[Effect]:
         if self.rests:

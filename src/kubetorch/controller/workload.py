@@ -674,6 +674,8 @@ class Workload:
                 if self.scaling is not None:
                     self.scaling.served()
                 _log.info("generation reached workload=%s/%s generation=%s", *self.key, generation)
+            case rollout.Retried():
+                self._store(replace(self.record, failure=""))
             case rollout.NotReached(generation, failure):
                 self._store(replace(self.record, failure=failure.to_json().decode()))
                 if self.scaling is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import kubetorch as kt
+from kubetorch.errors import CallRefusedError
+from kubetorch.sdk.tuning import TIMING
 from tests.local.calling import InThread, until
 from tests.local.user_project import UserProject
 
@@ -92,3 +95,19 @@ def test_a_request_that_waits_for_a_service_that_is_torn_down_did_not_start(
     status, body = answer.join().value
     assert (status, body["error_type"], body["started"]) == (404, "ServiceNotFoundError", False)
     assert "starting was torn down" in body["message"]
+
+
+def test_the_failure_of_earlier_pods_does_not_end_a_call_while_another_pod_starts(
+    resting: Any, files: Files
+) -> None:
+    files.fail.touch()
+    with pytest.raises(CallRefusedError, match="no model today"):
+        resting()
+    until(lambda: not resting.stats().pods, seconds=60)
+    files.fail.unlink()
+    files.hold.touch()
+    call = InThread(resting)
+    time.sleep(TIMING.starting_server_seconds + 1.0)
+    assert not call.error
+    files.hold.unlink()
+    assert call.join().value

@@ -17,6 +17,7 @@ from kubetorch.controller.rollout import (
     Reached,
     Recovered,
     Reload,
+    Retried,
     Rollout,
 )
 from kubetorch.wire.exceptions import Failure
@@ -248,8 +249,23 @@ def test_what_the_first_pod_after_a_rest_cannot_load_is_given_up_but_not_for_old
     assert run(state, Observed("b", 2, 0, FAILURE)) == [NotReached(2, FAILURE)]
     assert state.target("b") == 2
     assert run(state, RESTS) == []
-    assert run(state, PodsChanged(frozenset("c")), Connected("c", 0)) == [Reload("c", 2)]
+    assert state.failure == FAILURE  # it is shown while there is no pod
+    assert run(state, PodsChanged(frozenset("c"))) == [Retried(2)]
+    assert state.failure is None
+    assert run(state, Connected("c", 0)) == [Reload("c", 2)]
+    assert run(state, Observed("c", 2, 0, FAILURE)) == [NotReached(2, FAILURE)]
     assert run(state, Observed("c", 2, 2)) == [Recovered(2)]
+
+
+def test_a_failure_is_that_of_the_pods_that_are_there() -> None:
+    state = rolled_out("a")
+    run(state, RESTS, PodsChanged(frozenset(), expected=1))
+    assert run(state, GaveUp(1, FAILURE)) == [NotReached(1, FAILURE)]  # no pod can be made
+    assert run(state, PodsChanged(frozenset(), expected=1)) == []
+    assert run(state, PodsChanged(frozenset("b"))) == [Retried(1)]
+    assert run(state, GaveUp(1, FAILURE)) == [NotReached(1, FAILURE)]
+    assert run(state, PodsChanged(frozenset("bc"), expected=2)) == []
+    assert run(state, PodsChanged(frozenset("c"), expected=2)) == [Retried(1)]
 
 
 def test_what_has_been_served_since_the_rest_is_not_given_up() -> None:
