@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from kubetorch.controller import views
 from kubetorch.controller.routes.table import Exchange
 from kubetorch.controller.scaling import Scaling
 from kubetorch.controller.workload import Workload
@@ -310,7 +311,10 @@ class Relay:
                 )
         view = workload.view()
         is_scaled = bool(view.scaler) and pod_name is None
-        server_url = urlsplit(view.scaler if is_scaled else self._choose(view, pod_name).url)
+        is_stranger = refusal is not None
+        server_url = urlsplit(
+            view.scaler if is_scaled else self._choose(view, pod_name, is_stranger=is_stranger).url
+        )
         assert server_url.hostname is not None
         prefix = mount.browser_prefix or mount.outside + (routes.APP if destination.is_app else "")
         extra_headers: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
@@ -330,6 +334,7 @@ class Relay:
             f"request {next(self._numbers)}",
             workload.spec.compute.launch_timeout,
             partial(self._has_room, workload),
+            lambda: workload.has_failed,
         )
         if disconnected is None:
             await held_request
@@ -343,7 +348,9 @@ class Relay:
         finally:
             await cancel_all([holding, end])
 
-    def _choose(self, view: WorkloadView, pod_name: str | None) -> PodView:
+    def _choose(
+        self, view: WorkloadView, pod_name: str | None, *, is_stranger: bool = False
+    ) -> PodView:
         name, reachable_pods = view.spec.name, [pod for pod in view.pods if pod.url]
         if pod_name is not None:
             chosen_pod = next((pod for pod in reachable_pods if pod.name == pod_name), None)
@@ -354,7 +361,12 @@ class Relay:
             return chosen_pod
         ready_pods = [pod for pod in reachable_pods if pod.is_ready]
         if not ready_pods:
-            raise CallRefusedError(f"no pod of {name} is ready", hint=f"kt status {name}")
+            # Strangers learn nothing of the code of a public app.
+            raise (
+                CallRefusedError(f"no pod of {name} is ready")
+                if is_stranger
+                else views.not_ready(view)
+            )
         return min(ready_pods, key=self._calls_of)
 
     def _note_end(self, destination: Destination) -> None:

@@ -91,8 +91,10 @@ class Scaling:
         self._due = inf
         now = clock.time()
         self._scaler = Scaler(self._settings(), size=self._saved.size, now=now)
-        #: Notified when other pods take calls than before, or when a pod has fewer calls.
+        #: Notified when other pods take calls than before, a pod has fewer calls, or pods fail.
         self.changes = Changes()
+        #: How often pods failed to start.
+        self._failures = 0
         if stored:
             self._apply_size(self._saved.size)
 
@@ -165,6 +167,11 @@ class Scaling:
             self._scaler.end_proof(self._clock.time())
             self._decide()
 
+    def failed(self) -> None:
+        """Let those that wait for a pod look why pods fail to start."""
+        self._failures += 1
+        self.changes.notify()
+
     def pods_changed(self, pods: Set[str], ready: Set[str]) -> None:
         """Note the pods that are not leaving, and those among them that take calls."""
         self._loads = {pod: load for pod, load in self._loads.items() if pod in pods}
@@ -198,20 +205,35 @@ class Scaling:
     # --------------------------------------------------------------------------- waiting callers
 
     async def wait(self, wait: PodWait) -> None:
-        """Wait until other pods are ready than the client knows; its calls are load meanwhile."""
+        """Wait until other pods are ready than the client knows, or pods fail to start.
+
+        The client's calls are load meanwhile.
+        """
         now = self._clock.time()
+        failures = self._failures
         known_pods = frozenset(wait.pods)
         deadline = now + min(max(wait.seconds, 0.0), TIMING.longest_pod_wait_seconds)
         self._note_waiting(wait.client, wait.waiting, deadline + TIMING.pod_wait_gap_seconds)
         with contextlib.suppress(TimeoutError):
-            while self._ready == known_pods and (left := self._seconds_until(deadline)) > 0:
+            while (
+                self._ready == known_pods
+                and self._failures == failures
+                and (left := self._seconds_until(deadline)) > 0
+            ):
                 async with deadlines.timeout(left):
                     await self.changes.wait()
 
-    async def hold(self, request: str, seconds: float, has_room: Callable[[], bool]) -> None:
+    async def hold(
+        self,
+        request: str,
+        seconds: float,
+        has_room: Callable[[], bool],
+        has_failed: Callable[[], bool],
+    ) -> None:
         """Hold a request of plain HTTP until a pod has room for it, for so long at most.
 
-        `request` names it among all requests.
+        Where it is known why no pod can start, it is held for `failed_start_seconds`. `request`
+        names it among all requests.
         """
         if has_room():
             return
@@ -220,10 +242,16 @@ class Scaling:
                 f"{len(self._waits)} requests already wait for a pod of {self._spec.name}",
                 hint="call again in a while, or keep a pod with autoscale(min_scale=1)",
             )
-        deadline = self._clock.time() + seconds
+        now = self._clock.time()
+        deadline, failure_deadline = now + seconds, now + TIMING.failed_start_seconds
         try:
             self._note_waiting(request, 1, deadline)
-            while not has_room() and (left := self._seconds_until(deadline)) > 0:
+            while not has_room():
+                left = self._seconds_until(
+                    min(deadline, failure_deadline) if has_failed() else deadline
+                )
+                if left <= 0:
+                    return
                 await deadlines.wait_at_most(left, self.changes.wait())
         finally:
             self._note_waiting(request, 0, 0.0)

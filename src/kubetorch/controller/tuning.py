@@ -57,6 +57,8 @@ class Timing(Table):
     longest_pod_wait_seconds: float = 20.0
     #: The calls of a client that waits for pods count so much longer: it asks again.
     pod_wait_gap_seconds: float = 2.0
+    #: A request that waits for a pod is refused by then if pods fail to start: the next may not.
+    failed_start_seconds: float = 3.0
     #: Between two decisions while calls wait for a pod: their clients may be gone.
     scaling_tick_seconds: float = 1.0
 

@@ -9,7 +9,8 @@ import msgspec
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.controller.state import Summary
-from kubetorch.errors import ServiceTimeoutError
+from kubetorch.controller.tuning import LIMITS
+from kubetorch.errors import CallRefusedError, ServiceTimeoutError
 from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs.workload import WorkloadSpec
@@ -202,6 +203,24 @@ def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
     return ServiceTimeoutError(
         f"{name} is not ready after {seconds:.0f} s: {waits}",
         hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
+    )
+
+
+def not_ready(view: messages.WorkloadView) -> CallRefusedError:
+    """The error of a request that no pod can take, with the reason and the lines of a pod."""
+    name, failure = view.spec.name, view.failure or {}
+    lines = messages.last_lines(view.pods)
+    if failure:
+        cause = f"{failure.get('error_type')}: {failure.get('message')}"
+        error = CallRefusedError(
+            f"no pod of {name} can start: {cause}{lines}", hint=f"kt describe {name}"
+        )
+        error.remote_traceback = failure.get("traceback") or None
+        return error
+    reasons = [f"pod {pod.name}: {pod.reason}" for pod in view.pods if pod.reason]
+    why = "; ".join([*reasons[-LIMITS.named_pods :], *filter(None, [view.reason])])
+    return CallRefusedError(
+        f"no pod of {name} is ready{': ' if why else ''}{why}{lines}", hint=f"kt status {name}"
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 import msgspec
@@ -88,6 +89,8 @@ class Workload:
         # Why pods are missing, as the backend reports it.
         self._trouble_reason = ""
         self._pod_failure: Failure | None = None
+        # The last lines of pods that load the code, by pod.
+        self._loading_lines: dict[str, deque[str]] = {}
         self._specs = {generation.number: generation.spec for generation in generations}
         self._grants = {generation.number: generation.grant for generation in generations}
         self._services = shared
@@ -187,7 +190,7 @@ class Workload:
     def view(self) -> messages.WorkloadView:
         record, spec = self.record, self._services.backend.applied(self.spec)
         manifest = rendering.of_workload(spec)
-        pods = self.pod_views()
+        pods = tuple(self._with_lines(self.pod_views()))
         url = self._services.backend.url(spec, manifest)
         failure = self._failure()
         return messages.WorkloadView(
@@ -230,6 +233,18 @@ class Workload:
             self._rendezvous.cut_off,
             is_scaled=self.scaling is not None,
         )
+
+    def _with_lines(self, pods: Iterable[messages.PodView]) -> Iterator[messages.PodView]:
+        """The pods, of which the last one that wrote something before it failed has its lines."""
+        last_pod = next(reversed(self._loading_lines), None)
+        for pod in pods:
+            is_last = pod.name == last_pod and not pod.is_ready
+            yield replace(pod, lines=tuple(self._loading_lines[pod.name])) if is_last else pod
+
+    @property
+    def has_failed(self) -> bool:
+        """True if no pod takes calls, and it is known why none can."""
+        return self._failure() is not None and not any(pod.is_ready for pod in self.pod_views())
 
     def _with_load(self, pod: messages.PodView) -> messages.PodView:
         """A pod with the calls that it has by its latest report."""
@@ -453,7 +468,12 @@ class Workload:
         if not self._ending:
             self._remember(lost_pods(before, self.pods), before)
         failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
-        self._pod_failure = next(failures, None)
+        was_failing, self._pod_failure = self._pod_failure is not None, next(failures, None)
+        if self.scaling is not None and self._pod_failure is not None and not was_failing:
+            self.scaling.failed()
+        self._loading_lines = {
+            pod: lines for pod, lines in self._loading_lines.items() if pod in names
+        }
         trouble, epoch = backend.trouble(*self.key), self.record.epoch
         self._trouble_reason = self._rendezvous.trouble = trouble.reason
         is_changed = self._members.update(self.pods, self._reports)
@@ -551,6 +571,7 @@ class Workload:
         failure = None if message.failure is None else exceptions.parse(message.failure)
         self._handle(rollout.Observed(pod, message.generation, message.serving, failure))
         if failure is None:
+            self._loading_lines.pop(pod, None)
             self._deploys.report(views.served(pod, self._rollout), message.generation)
 
     def staged(self, pod: str, message: messages.StageReport) -> None:
@@ -561,6 +582,8 @@ class Workload:
 
     def logged(self, pod: str, message: messages.LogReport) -> None:
         """The user's code wrote a line while it was loaded."""
+        lines = self._loading_lines.setdefault(pod, deque(maxlen=LIMITS.container_log_lines))
+        lines.append(message.text[: LIMITS.container_log_characters // LIMITS.container_log_lines])
         self._deploys.report(views.line(pod, message), message.generation)
 
     def active(self, pod: str, message: messages.Activity) -> None:
@@ -680,6 +703,7 @@ class Workload:
                 self._store(replace(self.record, failure=failure.to_json().decode()))
                 if self.scaling is not None:
                     self.scaling.given_up(serves_earlier=self.record.good > 0)
+                    self.scaling.failed()
                 _log.info("generation given up workload=%s/%s generation=%s", *self.key, generation)
 
     def _release_part(self) -> None:

@@ -16,7 +16,7 @@ run: so both converge without memory of earlier messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -628,6 +628,8 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         address: IP address of the pod where it is not the host of `url`.
         memory_socket: Path on its machine where clients pass large values in memory files.
         stopped: Programs, most of them calls, that have stopped in a debugger.
+        lines: The last lines that it wrote while it loaded the code, of a pod that is not ready;
+            only one pod of a workload has them.
     """
 
     name: str
@@ -647,6 +649,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     address: str = ""
     memory_socket: str = ""
     stopped: int = 0
+    lines: tuple[str, ...] = ()
 
 
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -692,6 +695,14 @@ class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
     root_images: tuple[str, ...] | None = None
     secrets: str = ""
     has_operator: bool = True
+
+
+def last_lines(pods: Iterable[PodView]) -> str:
+    """The last lines of a pod that is not ready, as the end of an error's message."""
+    pod = next((pod for pod in pods if pod.lines), None)
+    if pod is None:
+        return ""
+    return "".join([f"; the last lines of pod {pod.name}:", *(f"\n  {line}" for line in pod.lines)])
 
 
 class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -111,3 +111,38 @@ def test_the_failure_of_earlier_pods_does_not_end_a_call_while_another_pod_start
     assert not call.error
     files.hold.unlink()
     assert call.join().value
+
+
+def test_callers_hear_why_pods_fail_to_start_with_the_traceback_and_the_lines_of_a_pod(
+    resting: Any, files: Files
+) -> None:
+    files.fail.touch()
+    answer = InThread(post, resting)
+    with pytest.raises(CallRefusedError) as raised:
+        resting()
+    text = str(raised.value)
+    assert "no pod of starting can start: RuntimeError: no model today" in text
+    assert "\n  looking for the model" in text
+    assert 'raise RuntimeError("no model today")' in str(raised.value.remote_traceback)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    status, body = answer.join().value
+    assert (status, body["error_type"], body["started"]) == (503, "CallRefusedError", False)
+    assert "RuntimeError: no model today" in body["message"]
+    assert "\n  looking for the model" in body["message"]
+    assert 'raise RuntimeError("no model today")' in body["traceback"]
+
+
+@pytest.mark.parametrize("resting", [35], indirect=True)
+def test_callers_hear_what_a_pod_wrote_that_is_not_ready_in_time(
+    resting: Any, files: Files
+) -> None:
+    files.hold.touch()
+    begin = time.monotonic()
+    answer = InThread(post, resting)
+    with pytest.raises(CallRefusedError) as raised:
+        resting()
+    assert time.monotonic() - begin >= 35  # not the patience with other services
+    texts = (str(raised.value), answer.join().value[1]["message"])
+    for text in texts:
+        assert "it loads generation 1" in text
+        assert "\n  looking for the model" in text

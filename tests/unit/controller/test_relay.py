@@ -107,7 +107,7 @@ def test_a_held_request_to_a_service_that_is_torn_down_meanwhile_hears_that_it_i
 
         pod_slots = None
 
-        async def hold(self, request, seconds, has_room):
+        async def hold(self, request, seconds, has_room, has_failed):
             workload.is_torn_down = True
 
     workload = SimpleNamespace(spec=spec, scaling=TornDown(), pod_views=tuple, is_torn_down=False)
@@ -137,6 +137,35 @@ def test_the_pod_that_is_named_is_meant_else_the_idlest_that_serves():
         chosen(pods, "d")
     with pytest.raises(CallRefusedError, match="no pod of train is ready"):
         chosen(pods[2:], None)
+
+
+def test_who_has_the_token_of_a_service_hears_why_no_pod_of_it_is_ready():
+    pod = PodView(name="a", ordinal=0, phase="Running", reason="it loads", lines=("one", "two"))
+    app = AppSpec("serve", port=80, public=True)
+    spec = WorkloadSpec("team", "web", CallableRef("app", "web", "m", "web", app=app))
+    failure = {"error_type": "ImportError", "message": "no numpy", "traceback": "line 1"}
+    views = [
+        WorkloadView(spec=spec, generation=1, status="Creating", pods=(pod,)),
+        WorkloadView(spec=spec, generation=1, status="Failed", pods=(pod,), failure=failure),
+    ]
+
+    def refused(view, *headers):
+        workload = SimpleNamespace(view=lambda: view, spec=spec, scaling=None)
+        passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
+        with pytest.raises(CallRefusedError) as raised:
+            asyncio.run(
+                passing._target(locate(b"/team/web/http/"), b"", list(headers), lambda: None)
+            )
+        return raised.value
+
+    lines = "the last lines of pod a:\n  one\n  two"
+    waiting, failed = (refused(view, bearer("web")) for view in views)
+    assert waiting.message == f"no pod of web is ready: pod a: it loads; {lines}"
+    assert failed.message == f"no pod of web can start: ImportError: no numpy; {lines}"
+    assert failed.remote_traceback == "line 1"
+    for view in views:
+        stranger = refused(view)
+        assert (stranger.message, stranger.remote_traceback) == ("no pod of web is ready", None)
 
 
 def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod():

@@ -215,7 +215,9 @@ def test_a_closed_scaling_lets_its_callers_go_and_changes_no_number_of_pods() ->
     scaling = serving(clock, backend, replace(SPEC, compute=compute))
 
     async def close_while_callers_wait() -> None:
-        held_request = asyncio.create_task(scaling.hold("request 1", 900.0, lambda: False))
+        held_request = asyncio.create_task(
+            scaling.hold("request 1", 900.0, lambda: False, lambda: False)
+        )
         wait = asyncio.create_task(
             scaling.wait(PodWait(client="c", waiting=1, pods=tuple(PODS), seconds=20.0))
         )

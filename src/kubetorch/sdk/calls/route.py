@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -65,6 +65,7 @@ from kubetorch.wire.messages import (
     PodWait,
     WorkloadView,
     called_together,
+    last_lines,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Scaling(NamedTuple):
         most_pods: The largest number of pods, if that is bounded.
         failure: Why no pod can start.
         reason: Why there are as many pods as there are.
+        cause: The failure itself, with its traceback.
+        lines: The last lines of a pod that cannot start.
     """
 
     patience: float
@@ -92,6 +95,8 @@ class Scaling(NamedTuple):
     most_pods: int | None = None
     failure: str = ""
     reason: str = ""
+    cause: Mapping[str, Any] | None = None
+    lines: str = ""
 
     @classmethod
     def of_service(cls, view: WorkloadView) -> Scaling | None:
@@ -115,6 +120,8 @@ class Scaling(NamedTuple):
             most_pods,
             f"{failure.get('error_type')}: {failure.get('message')}" if failure else "",
             "" if state is None else state.reason,
+            failure or None,
+            last_lines(view.pods),
         )
 
 
@@ -235,8 +242,10 @@ class Location(NamedTuple):
             reasons.append(self.reason)
         if is_scaled and self.scaling is not None:
             reasons += filter(None, (self.scaling.failure, self.scaling.reason))
+        lines = last_lines(absent_pods)
         return AbsentError(
-            "; ".join(reasons) or "none is ready", absent_pods[-1].name if absent_pods else None
+            ("; ".join(reasons) or "none is ready") + lines,
+            absent_pods[-1].name if absent_pods else None,
         )
 
 
@@ -533,10 +542,16 @@ def _loss_error(pod: str, error: Exception | None) -> Exception:
 
 def _check_can_start(service: str, scaling: Scaling | None, backoff: Backoff) -> None:
     """Refuse a call of a service without pods that can start, once that was so for a while."""
-    if scaling is not None and scaling.failure and backoff.is_lasting:
-        raise CallRefusedError(
-            f"no pod of {service} can start: {scaling.failure}", hint=f"kt describe {service}"
-        ) from None
+    if scaling is None or not scaling.failure or not backoff.is_lasting:
+        return
+    refused = CallRefusedError(
+        f"no pod of {service} can start: {scaling.failure}{scaling.lines}",
+        hint=f"kt describe {service}",
+    )
+    failure = None if scaling.cause is None else exceptions.parse(dict(scaling.cause))
+    if failure is not None:
+        refused.pod_name, refused.remote_traceback = failure.pod_name, failure.traceback or None
+    raise refused from None if failure is None else exceptions.rebuild(failure)
 
 
 class Scaled:
