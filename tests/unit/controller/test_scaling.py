@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+import pytest
+
 from kubetorch.controller.scaling import Scaling
+from kubetorch.errors import CallRefusedError
 from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import BatchedMethod, CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -231,3 +234,31 @@ def test_a_closed_scaling_lets_its_callers_go_and_changes_no_number_of_pods() ->
     scaling.pods_changed(PODS, set())
     clock.advance(1000.0)
     assert backend.size == 7
+
+
+def test_no_more_than_1000_requests_are_held_for_a_service() -> None:
+    clock, backend = ManualClock(), Sizes()
+    scaling = serving(clock, backend)
+    is_full = True
+
+    def hold(number: int) -> asyncio.Task[None]:
+        held_request = scaling.hold(f"request {number}", 900.0, lambda: not is_full, lambda: False)
+        return asyncio.create_task(held_request)
+
+    async def hold_too_many() -> None:
+        nonlocal is_full
+        held_requests = [hold(number) for number in range(1000)]
+        await asyncio.sleep(0)
+        with pytest.raises(CallRefusedError, match="1000 requests already wait"):
+            await asyncio.wait_for(hold(1000), 5.0)
+        held_requests[0].cancel()
+        await asyncio.wait(held_requests[:1])
+        another = hold(1001)
+        await asyncio.sleep(0)
+        is_full = False
+        scaling.changes.notify()
+        await asyncio.wait_for(asyncio.gather(*held_requests[1:], another), 30.0)
+
+    asyncio.run(hold_too_many())
+    assert not scaling.view().waiting
+    scaling.close()

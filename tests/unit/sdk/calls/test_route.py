@@ -59,3 +59,10 @@ def test_a_time_in_an_error_is_one_for_people() -> None:
         assert str(route.refusal(seconds, None)).startswith(
             f"no pod of service could be reached within {text}"
         )
+
+
+def test_a_call_waits_for_a_pod_as_long_as_a_launch_may_take_and_not_less_than_usually() -> None:
+    for launch_timeout, patience in ((900.0, 900.0), (5.0, 30.0)):
+        location = PODS._replace(scaling=Scaling(launch_timeout))
+        assert Route("service", lambda: PODS, location).patience == patience
+    assert Route("service", lambda: PODS, PODS).patience == 30.0
