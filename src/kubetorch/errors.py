@@ -396,10 +396,14 @@ class ServiceNotFoundError(WorkloadError, LookupError, ValueError):
     """There is no workload of that name, or it was torn down.
 
     It is a `ValueError` too, which programs expect for an unknown name.
+
+    Attributes:
+        reason: Why it stopped by itself; empty if it did not.
     """
 
     code = "service_not_found"
     status = 404
+    reason: str = ""
 
 
 class ServiceTakenError(WorkloadError):

@@ -54,6 +54,8 @@ class PodLogs:
         self._pod = pod
         #: By pod: the last lines that the reader got.
         self._last_lines: dict[str, deque[bytes]] = {}
+        #: Time of the last notice that the reader got.
+        self._notice_time = 0.0
 
     async def tail(self, count: int) -> list[DeployLog]:
         """The last lines, the oldest first."""
@@ -61,7 +63,7 @@ class PodLogs:
         tails = await asyncio.gather(
             *(self._tail(pod, max(count, LIMITS.joined_log_lines)) for pod in pods)
         )
-        lines = []
+        lines = self._new_notices()
         for pod, raw in zip(pods, tails, strict=True):
             self._last_lines[pod.name] = deque(
                 raw[-LIMITS.joined_log_lines :], LIMITS.joined_log_lines
@@ -78,6 +80,8 @@ class PodLogs:
         next_line = asyncio.ensure_future(queue.get())
         self._start_followers(followers, queue)
         try:
+            for notice in self._new_notices():
+                yield notice
             while not self._workload.is_gone:
                 done, _ = await asyncio.wait(
                     {next_line, workload_change}, return_when=asyncio.FIRST_COMPLETED
@@ -86,6 +90,8 @@ class PodLogs:
                     yield next_line.result()
                     next_line = asyncio.ensure_future(queue.get())
                 if workload_change in done:
+                    for notice in self._new_notices():
+                        yield notice
                     workload_change = asyncio.ensure_future(self._workload.changes.wait())
                     self._start_followers(followers, queue)
             # The last words of its pods, as far as they have arrived.
@@ -94,8 +100,18 @@ class PodLogs:
                 if next_line.done():
                     yield next_line.result()
                     next_line = asyncio.ensure_future(queue.get())
+            for notice in self._new_notices():
+                yield notice
         finally:
             await cancel_all([next_line, workload_change, *followers.values()])
+
+    def _new_notices(self) -> list[DeployLog]:
+        """What the controller said about the service, for readers of all pods."""
+        if self._pod is not None:
+            return []
+        notices = [line for line in self._workload.notices if line.time > self._notice_time]
+        self._notice_time = notices[-1].time if notices else self._notice_time
+        return notices
 
     def _pods(self) -> list[PodStatus]:
         return [pod for pod in self._workload.pods if self._pod in (None, pod.name)]

@@ -285,10 +285,12 @@ class Relay:
         end of the client.
         """
         namespace, name, mount = destination.namespace, destination.name, destination.mount
+        workload: Workload | None = None
+        missing: ServiceNotFoundError | None = None
         try:
             workload = self._find(namespace, name)
-        except ServiceNotFoundError:
-            workload = None
+        except ServiceNotFoundError as error:
+            missing = error
         refusal, app_request = self._inspect(tokens.audience(namespace, name), query, headers)
         if refusal is not None:
             app = None if workload is None else workload.spec.callable.app
@@ -297,16 +299,15 @@ class Relay:
         else:
             admit()
         if workload is None:
-            raise ServiceNotFoundError(
-                f"there is no service {name!r} in namespace {namespace!r}",
-                hint=f"kt list -n {namespace} shows what there is",
-            )
+            assert missing is not None
+            raise missing
         pod_name = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
         if workload.scaling is not None and pod_name is None and not self._has_room(workload):
             await self._hold(workload, workload.scaling, disconnected)
             if workload.is_torn_down:
+                reason = f": {workload.stop_reason}" if workload.stop_reason else ""
                 raise ServiceNotFoundError(
-                    f"the service {name} was torn down while a request waited for its pod",
+                    f"the service {name} was torn down while a request waited for its pod{reason}",
                     hint="deploy it again with .to(kt.Compute(...))",
                 )
         view = workload.view()

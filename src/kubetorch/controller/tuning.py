@@ -53,6 +53,8 @@ class Timing(Table):
     bucket_end_seconds: float = 5.0
 
     # ---------------------------------------------------------------------------------- scaling
+    #: An idle stop is announced so long before, or when a third of its time is left.
+    idle_notice_seconds: float = 60.0
     #: A client that waits for pods gets an answer by then, and asks again.
     longest_pod_wait_seconds: float = 20.0
     #: The calls of a client that waits for pods count so much longer: it asks again.
@@ -352,6 +354,8 @@ class Limits(Table):
     bucket_line_bytes: int = 1024**2
 
     # ---------------------------------------------------------------------------------- scaling
+    #: Lines about a service that readers of its logs get from the controller.
+    notices: int = 20
     #: Requests of plain HTTP that wait for a pod of one service.
     held_requests: int = 1_000
     #: Programs and requests that wait for a pod of one service.

@@ -42,7 +42,7 @@ from kubetorch.manifests import knative, rendering
 from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import exceptions, messages
+from kubetorch.wire import exceptions, frames, messages
 from kubetorch.wire.exceptions import Failure
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class WorkloadServices(msgspec.Struct, frozen=True):
     state: State
     clock: Clock
     on_idle: Callable[[Workload], None]
+    on_notice: Callable[[Workload, str, str], None]
     on_lost: Callable[[Workload, Mapping[str, messages.Ending]], None]
 
 
@@ -128,8 +129,16 @@ class Workload:
         # When the wanted generation was deployed or reached: the idle time is counted from here.
         self._idle_since = shared.clock.time()
         self._idle = IdleWatch(
-            shared.clock, seconds_left=self._idle_left, on_idle=lambda: shared.on_idle(self)
+            shared.clock,
+            seconds_left=self._idle_left,
+            notice_seconds=self._idle_notice,
+            on_notice=self._announce_stop,
+            on_idle=self._stop_idle,
         )
+        #: What the controller said about it, for the readers of its logs; the oldest first.
+        self.notices: deque[messages.DeployLog] = deque(maxlen=LIMITS.notices)
+        #: Why it stops by itself; empty while it does not.
+        self.stop_reason = ""
         #: How the load decides on the number of pods, if the controller scales the workload.
         self.scaling: Scaling | None = None
 
@@ -208,7 +217,7 @@ class Workload:
             failure=None if failure is None else failure.to_dict(),
             notes=self._services.backend.notes(spec.compute, manifest),
             kind=manifest["kind"],
-            reason=self._trouble_reason,
+            reason=self.stop_reason if self.is_torn_down else self._trouble_reason,
             lost=tuple(
                 pod for _, pod in self._lost_pods.values() if pod.name not in self.pod_names
             ),
@@ -337,7 +346,7 @@ class Workload:
         self._services.state.put_workload(record, generation=generation, keep=sorted(keep))
         specs, grants, since = self._specs, self._grants, self._idle_since
         # Before it is durable: a change that is stored meanwhile must not undo it.
-        self.record, self._idle_since = record, now
+        self.record, self._idle_since, self.stop_reason = record, now, ""
         kept_specs = {earlier: specs[earlier] for earlier in specs if earlier in keep}
         self._specs = kept_specs | {number: spec}
         self._grants = {earlier: grants[earlier] for earlier in kept_specs} | {number: grant}
@@ -871,6 +880,40 @@ class Workload:
             ttl=idle_patience(ttl), since=self._idle_since, now=now
         )
 
+    def _idle_notice(self) -> float:
+        """Seconds before its idle stop at which the stop is announced."""
+        ttl = self.spec.compute.inactivity_ttl
+        assert ttl is not None
+        return min(quantity.seconds(ttl) / 3, TIMING.idle_notice_seconds)
+
+    def _announce_stop(self, seconds_left: float) -> None:
+        ttl = self.spec.compute.inactivity_ttl
+        self._notify_readers(
+            "IdleSoon",
+            f"{self.record.name} stops in {seconds_left:.0f} s unless something calls it "
+            f"(inactivity_ttl={ttl})",
+        )
+
+    def _stop_idle(self) -> None:
+        if self.is_torn_down:
+            return
+        if not self.stop_reason:
+            self.stop_reason = f"no call for {self.spec.compute.inactivity_ttl} (inactivity_ttl)"
+            text = f"{self.record.name} stops: {self.stop_reason}; the next .to() starts it again"
+            self._notify_readers("IdleStop", text)
+        self._services.on_idle(self)
+
+    def _notify_readers(self, reason: str, text: str) -> None:
+        """Tell it in the log of the controller, in the logs of the workload, and as an event."""
+        _log.info("%s workload=%s/%s", text, *self.key)
+        now = self._services.clock.time()
+        notice = messages.DeployLog(
+            text=text, pod=self.record.name, source=frames.KUBETORCH, level="WARNING", time=now
+        )
+        self.notices.append(notice)
+        self._services.on_notice(self, reason, text)
+        self.changes.notify()
+
 
 class BackgroundApply:
     """Applies the latest spec of one workload in the background, since a backend may take long."""
@@ -1092,19 +1135,40 @@ class Activities:
 
 
 class IdleWatch:
+    """Calls `on_notice` some time before a workload has been idle for long, and then `on_idle`.
+
+    Args:
+        notice_seconds: How long before.
+    """
+
     def __init__(
-        self, clock: Clock, *, seconds_left: Callable[[], float | None], on_idle: Callable[[], None]
+        self,
+        clock: Clock,
+        *,
+        seconds_left: Callable[[], float | None],
+        notice_seconds: Callable[[], float],
+        on_notice: Callable[[float], None],
+        on_idle: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._seconds_left = seconds_left
+        self._notice_seconds = notice_seconds
+        self._on_notice = on_notice
         self._on_idle = on_idle
+        self._is_announced = False
         self._timer: Timer | None = None
 
     def update(self) -> None:
         self.close()
         seconds_left = self._seconds_left()
-        if seconds_left is not None:
-            self._timer = self._clock.call_later(seconds_left, self._check)
+        if seconds_left is None:
+            self._is_announced = False
+            return
+        notice_seconds = self._notice_seconds()
+        if seconds_left > notice_seconds:
+            self._is_announced = False
+            seconds_left -= notice_seconds
+        self._timer = self._clock.call_later(seconds_left, self._check)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -1113,7 +1177,12 @@ class IdleWatch:
 
     def _check(self) -> None:
         self._timer = None
-        if self._seconds_left() == 0.0:
+        seconds_left = self._seconds_left()
+        if seconds_left == 0.0:
             self._on_idle()
-        else:
-            self.update()
+            return
+        is_near = seconds_left is not None and seconds_left <= self._notice_seconds()
+        if seconds_left is not None and is_near and not self._is_announced:
+            self._is_announced = True
+            self._on_notice(seconds_left)
+        self.update()

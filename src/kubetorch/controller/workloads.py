@@ -66,6 +66,8 @@ class Workloads:
         self._deploys: OrderedDict[tuple[str, str, str], DeployProgress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweep_timer: Timer | None = None
+        # By workload that stopped by itself lately: why.
+        self._stop_reasons: OrderedDict[tuple[str, str], str] = OrderedDict()
         # Workloads that cannot be read, but may have pods.
         self._rejected: set[tuple[str, str]] = set()
         #: Ends what belongs to a service that was torn down; returns how many keys that were.
@@ -75,6 +77,7 @@ class Workloads:
             state=state,
             clock=clock,
             on_idle=lambda workload: self._delete_soon(*workload.key),
+            on_notice=self._announce,
             on_lost=lambda workload, pods: self._calls.lost(*workload.key, pods),
         )
 
@@ -275,6 +278,7 @@ class Workloads:
         if workload is None:
             record = WorkloadRecord(*key, generation=0, created=self._clock.time())
             workload = self._workloads[key] = Workload(record, (), self._services)
+            self._stop_reasons.pop(key, None)
         try:
             return await workload.deploy(spec, grant)
         finally:
@@ -286,6 +290,9 @@ class Workloads:
     def get(self, namespace: str, name: str) -> Workload:
         workload = self._workloads.get((namespace, name))
         if workload is None or not workload.specs:
+            reason = self._stop_reasons.get((namespace, name), "")
+            if reason:
+                raise stopped(name, reason)
             raise ServiceNotFoundError(
                 f"there is no service {name} in namespace {namespace}",
                 hint=f"kt list -n {namespace} shows the services",
@@ -361,6 +368,10 @@ class Workloads:
                 remaining_objects = tuple(await workload.delete(grace))
             finally:
                 self._workloads.pop(key, None)
+                if workload.stop_reason:
+                    self._stop_reasons[key] = workload.stop_reason
+                    while len(self._stop_reasons) > LIMITS.remembered_deploys:
+                        self._stop_reasons.popitem(last=False)
                 self._calls.lost(*key, pods)
             keys = 0
             try:
@@ -388,6 +399,15 @@ class Workloads:
     def _delete_soon(self, namespace: str, name: str) -> None:
         start_task(self._delete_quietly(namespace, name), self._tasks)
 
+    def _announce(self, workload: Workload, reason: str, text: str) -> None:
+        start_task(self._announce_quietly(workload.key, reason, text), self._tasks)
+
+    async def _announce_quietly(self, key: tuple[str, str], reason: str, text: str) -> None:
+        try:
+            await self.backend.announce(*key, reason, text)
+        except KubetorchError as error:
+            _log.warning("event not written workload=%s/%s error=%s", *key, error)
+
     async def _delete_quietly(self, namespace: str, name: str) -> None:
         try:
             await self.delete(namespace, name)
@@ -395,6 +415,15 @@ class Workloads:
             pass
         except KubetorchError as error:
             _log.warning("workload not deleted workload=%s/%s error=%s", namespace, name, error)
+
+
+def stopped(name: str, reason: str) -> ServiceNotFoundError:
+    """The error of a caller that comes after a service has stopped by itself."""
+    error = ServiceNotFoundError(
+        f"the service {name} has stopped: {reason}", hint="the next .to() starts it again"
+    )
+    error.reason = reason
+    return error
 
 
 async def _no_keys(namespace: str, name: str) -> int:

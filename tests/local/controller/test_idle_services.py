@@ -1,12 +1,16 @@
 """A service that nobody uses for its `inactivity_ttl` stops; whatever runs keeps it."""
 
+import json
+import re
 import time
 
 import pytest
 
 import kubetorch as kt
+from kubetorch.controller.workload import idle_patience
 from kubetorch.errors import KubetorchError, ServiceNotFoundError
 from tests.local.calling import InThread, until
+from tests.local.commands import kt as kt_command
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -164,5 +168,35 @@ def test_a_call_of_a_service_that_has_stopped_says_that_it_is_gone(deploy):
 
     remote, last_used = in_time(call)
     assert_stops("work", last_used)
-    with pytest.raises(ServiceNotFoundError):
+    with pytest.raises(ServiceNotFoundError, match=r"no call for 3s \(inactivity_ttl\)"):
         remote()
+
+
+def test_readers_of_its_logs_hear_that_a_service_stops_before_it_does(deploy, service):
+    in_time(deploy)
+    lines = kt_command("logs", "work", "-f").stdout
+    assert "work stops in 1 s unless something calls it (inactivity_ttl=3s)" in lines
+    stop = "work stops: no call for 3s (inactivity_ttl); the next .to() starts it again"
+    assert stop in lines
+    assert stop in (service / "log" / "service.log").read_text()
+    in_time(deploy)
+    assert is_there("work")
+
+
+def test_a_list_has_the_time_that_is_left(jobs, tmp_path):
+    handle = kt.fn(jobs.hold, name="listed").to(kt.Compute(cpus="0.1", inactivity_ttl="1h"))
+
+    def seconds_left():
+        services = json.loads(kt_command("list", "--json").stdout)
+        (listed,) = (service for service in services if service["name"] == "listed")
+        return listed["idle_seconds_left"]
+
+    until(lambda: seconds_left() is not None, seconds=60)
+    assert 3000 < seconds_left() <= idle_patience("1h")
+    assert re.search(r"listed .* 1h \((59m|1h) left\)", kt_command("list").stdout)
+    call = InThread(handle, str(tmp_path / "end"))
+    until(lambda: seconds_left() is None, seconds=60)
+    (tmp_path / "end").touch()
+    call.join()
+    until(lambda: seconds_left() is not None, seconds=60)
+    handle.teardown()

@@ -15,6 +15,7 @@ from kubetorch.controller.workload import Workload
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.http_server import Server
+from kubetorch.wire.messages import DeployLog
 
 
 def line(text: str, time: float = 1.0) -> bytes:
@@ -55,6 +56,7 @@ async def logs(*agents: Agent) -> AsyncIterator[PodLogs]:
         record=SimpleNamespace(namespace="ns"),
         changes=Changes(),
         is_gone=False,
+        notices=[],
         has_session=lambda pod: True,
     )
 
@@ -137,5 +139,28 @@ def test_lines_that_have_arrived_are_shown_after_the_end_of_the_workload() -> No
             await asyncio.sleep(0.2)  # all of them arrive
             reader._workload.is_gone = True  # type: ignore[misc]
             assert [log_line.text async for log_line in following][-1] == "199"
+
+    asyncio.run(scenario())
+
+
+def test_what_the_controller_says_of_a_service_is_among_its_lines_once() -> None:
+    async def scenario() -> None:
+        agent = Agent()
+        agent.lines, agent.followed = [line("a", 1.0)], []
+        async with logs(agent) as reader:
+            notices = cast("Any", reader._workload).notices
+            notices.append(DeployLog(text="it stops soon", pod="f", time=2.0))
+            assert [log_line.text for log_line in await reader.tail(5)] == ["a", "it stops soon"]
+            following = reader.follow()
+            next_line = asyncio.ensure_future(anext(following))
+            for _ in range(10):  # it waits for changes
+                await asyncio.sleep(0)
+            notices.append(DeployLog(text="it stops", pod="f", time=3.0))
+            reader._workload.changes.notify()
+            assert (await next_line).text == "it stops"
+            notices.append(DeployLog(text="the last word", pod="f", time=4.0))
+            reader._workload.is_gone = True  # type: ignore[misc]
+            reader._workload.changes.notify()
+            assert [log_line.text async for log_line in following] == ["the last word"]
 
     asyncio.run(scenario())

@@ -54,7 +54,14 @@ class Watched:
         self.clock = ManualClock(1000.0)
         self.activity: Activity | None = Activity(calls=0, last=1000.0)
         self.idle = 0
-        self.watch = IdleWatch(self.clock, seconds_left=self.seconds_left, on_idle=self.on_idle)
+        self.announced: list[float] = []
+        self.watch = IdleWatch(
+            self.clock,
+            seconds_left=self.seconds_left,
+            notice_seconds=lambda: 20.0,
+            on_notice=self.announced.append,
+            on_idle=self.on_idle,
+        )
 
     def seconds_left(self) -> float | None:
         return seconds_left(self.activity, now=self.clock.time())
@@ -80,6 +87,26 @@ def test_a_call_in_between_starts_the_time_again() -> None:
     watched.clock.advance(30.0)
     assert watched.idle == 0
     watched.clock.advance(30.0)
+    assert watched.idle == 1
+
+
+def test_the_end_is_announced_once_unless_a_call_comes_in_between() -> None:
+    watched = Watched()
+    watched.watch.update()
+    watched.clock.advance(39.0)
+    assert watched.announced == []
+    watched.clock.advance(1.0)
+    assert watched.announced == [20.0]
+    watched.clock.advance(10.0)
+    watched.watch.update()  # a pod reports that nothing has happened
+    watched.clock.advance(1.0)
+    assert watched.announced == [20.0]
+    watched.activity = Activity(calls=0, last=1051.0)
+    watched.watch.update()
+    watched.clock.advance(40.0)
+    assert watched.announced == [20.0, 20.0]
+    assert watched.idle == 0
+    watched.clock.advance(20.0)
     assert watched.idle == 1
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kubetorch.controller.relay import Hosts, Relay
+from kubetorch.controller.workloads import stopped
 from kubetorch.errors import (
     CallRefusedError,
     ForeignOriginError,
@@ -75,6 +76,20 @@ def test_without_a_token_nobody_learns_that_there_is_no_service():
         asyncio.run(RELAY._target(locate(b"/team/train/double"), b"", [], lambda: None))
 
 
+def test_with_a_token_a_request_hears_why_the_service_has_stopped():
+    def find(namespace, name):
+        raise stopped(name, "no call for 10m (inactivity_ttl)")
+
+    passing = Relay(find, secret=b"secret", clock=lambda: 0.0)
+    for headers, error in (
+        ([], UnauthorizedError),
+        ([bearer("train")], ServiceNotFoundError),
+    ):
+        with pytest.raises(error) as raised:
+            asyncio.run(passing._target(locate(b"/team/train/double"), b"", headers, lambda: None))
+        assert ("no call for 10m" in str(raised.value)) == bool(headers)
+
+
 def test_of_a_public_app_only_its_own_pages_need_no_token():
     pod = PodView(name="a", ordinal=0, phase="Running", is_ready=True, url="http://1.2.3.4:32300")
     app = AppSpec("serve", port=80, public=True)
@@ -110,7 +125,9 @@ def test_a_held_request_to_a_service_that_is_torn_down_meanwhile_hears_that_it_i
         async def hold(self, request, seconds, has_room, has_failed):
             workload.is_torn_down = True
 
-    workload = SimpleNamespace(spec=spec, scaling=TornDown(), pod_views=tuple, is_torn_down=False)
+    workload = SimpleNamespace(
+        spec=spec, scaling=TornDown(), pod_views=tuple, is_torn_down=False, stop_reason=""
+    )
     passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
     with pytest.raises(ServiceNotFoundError, match="torn down"):
         asyncio.run(

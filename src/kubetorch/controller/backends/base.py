@@ -315,6 +315,10 @@ class Backend(Protocol):
         """
         return
 
+    async def announce(self, namespace: str, name: str, reason: str, message: str) -> None:
+        """Write an event about a workload into its cluster; `reason` is one word."""
+        return
+
     def prepare(self) -> None:
         """Get ready for the apply of a new workload, which follows in a moment."""
         return

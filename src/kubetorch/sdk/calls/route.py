@@ -392,19 +392,21 @@ class Connector:
         try:
             location = Location(*self._resolve())
         except ServiceNotFoundError as not_found:
-            raise self.torn_down() if self._was_reached else not_found from not_found.__cause__
+            is_known = not self._was_reached or not_found.reason
+            raise not_found if is_known else self.torn_down() from not_found.__cause__
         except FINAL:
             raise
         except (ControllerError, KubernetesError, ConfigError) as error:
             raise UnavailableError(str(error)) from error
         if location.is_torn_down:
-            raise self.torn_down()
+            raise self.torn_down(location.reason)
         return location
 
-    def torn_down(self) -> ServiceNotFoundError:
+    def torn_down(self, reason: str = "") -> ServiceNotFoundError:
         """The error that the service is gone, although it was there."""
         return ServiceNotFoundError(
-            f"the service {self._service} was torn down while it was called",
+            f"the service {self._service} was torn down while it was called"
+            + (f": {reason}" if reason else ""),
             hint="deploy it again with .to(kt.Compute(...))",
         )
 

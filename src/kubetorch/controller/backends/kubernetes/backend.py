@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import datetime, timezone
 
 from msgspec.structs import replace
 
@@ -731,6 +733,31 @@ class KubernetesBackend(Backend):
     def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
         # Each pod has its own address, so all its ports are free.
         return tuple(request.first + number % request.per_pod for number in range(request.count))
+
+    async def announce(self, namespace: str, name: str, reason: str, message: str) -> None:
+        owner = self._owner(namespace, name)
+        if owner is None:
+            return
+        moment = datetime.fromtimestamp(self._now(), timezone.utc).isoformat(timespec="seconds")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{os.urandom(8).hex()}", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": owner["apiVersion"],
+                "kind": owner["kind"],
+                "namespace": namespace,
+                **owner["metadata"],
+            },
+            "type": "Normal",
+            "reason": reason,
+            "message": message,
+            "source": {"component": "kubetorch"},
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        await self._client.create(event)
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
         pod_manifest = self._watch.pod_named(namespace, pod)

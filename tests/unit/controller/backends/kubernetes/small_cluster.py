@@ -94,6 +94,9 @@ class SmallCluster:
         """An EndpointSlice, if it is there."""
         return self._objects.get(("discovery.k8s.io/v1", "EndpointSlice", name))
 
+    def events(self) -> list[Object]:
+        return [manifest for (_, kind, _), manifest in self._objects.items() if kind == "Event"]
+
     def lose(self, api_version: str, kind: str) -> None:
         """The object `f` of a kind goes; what it made stays until somebody waits for its end."""
         del self._objects[api_version, kind, "f"]
@@ -179,6 +182,10 @@ class SmallCluster:
         metadata = {**manifest["metadata"], "managedFields": entries}
         kept_spec = {"replicas": live_object["spec"].get("replicas")}
         return {**manifest, "metadata": metadata, "spec": {**kept_spec, **manifest["spec"]}}
+
+    async def create(self, manifest: Object, **_: Any) -> Object:
+        self.requests.append(f"create {manifest['kind']}")
+        return self.put(manifest)
 
     async def patch(self, ref: Ref, patch: Object, **_: Any) -> Object:
         self.requests.append(f"patch {ref.resource.kind}")

@@ -23,6 +23,7 @@ from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Runtime
+from tests.unit.controller.backends.kubernetes.small_cluster import SmallCluster, backend_of
 
 FLEET = json.dumps(
     {
@@ -209,3 +210,20 @@ def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
             await backend.close(pods=False)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_what_is_announced_of_a_workload_is_an_event_of_the_cluster() -> None:
+    cluster = SmallCluster()
+    backend = backend_of(cluster, now=lambda: 1_700_000_000.0)
+    asyncio.run(backend.announce("team", "f", "IdleStop", "f stops: no call for 10m"))
+    (event,) = cluster.events()
+    assert event["involvedObject"] == {
+        "apiVersion": "kubetorch.com/v1",
+        "kind": "KubetorchWorkload",
+        "namespace": "team",
+        "name": "f",
+        "uid": "workload",
+    }
+    assert (event["type"], event["reason"]) == ("Normal", "IdleStop")
+    assert event["message"] == "f stops: no call for 10m"
+    assert event["lastTimestamp"] == "2023-11-14T22:13:20+00:00"
