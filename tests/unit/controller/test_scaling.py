@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import pytest
-
 from kubetorch.controller.scaling import Scaling
 from kubetorch.errors import CallRefusedError
 from kubetorch.specs.autoscaling import AutoscalingSpec
