@@ -26,11 +26,17 @@ from kubetorch.cli.args import Namespace
 from kubetorch.cli.output import Output, browser
 from kubetorch.cli.services import Services
 from kubetorch.config import environment
-from kubetorch.errors import ServiceNotFoundError, SpecError, StartupError
+from kubetorch.errors import (
+    ProjectTooLargeError,
+    ServiceNotFoundError,
+    SpecError,
+    StartupError,
+)
 from kubetorch.lib import sockets
 from kubetorch.sdk import shells
 from kubetorch.sdk.app import App
 from kubetorch.sdk.compute import Compute
+from kubetorch.sdk.deploys.source import find_project
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.transport import local_port
 from kubetorch.sdk.tuning import TIMING
@@ -88,8 +94,8 @@ def notebook(  # noqa: PLR0913  # the documented options
     """Open JupyterLab in a pod.
 
     A notebook that runs is opened again; Ctrl-C leaves it running. The project of the working
-    directory is sent to the pod. What is saved in the pod is gone with the pod; without a cluster,
-    Jupyter works on the files here.
+    directory, or else this folder, is sent to the pod. What is saved in the pod is gone with the
+    pod; without a cluster, Jupyter works on the files here.
     """
     output = Output()
     if environment.is_in_pod():
@@ -116,8 +122,7 @@ def notebook(  # noqa: PLR0913  # the documented options
         _check(service, compute, output)
     else:
         output.note(f"Starting JupyterLab as {jupyter.service_name}...")
-        with contextlib.redirect_stdout(sys.stderr):
-            jupyter.deploy(replace=restart)
+        _deploy(jupyter, compute, output, is_local=is_local, replaces=restart)
         service = services.find(jupyter.service_name)
     _forward(services, service, port, output, opens_browser=browser)
 
@@ -128,6 +133,30 @@ def _image(reference: str | None, *, is_local: bool) -> Image:
     # Pods of this machine run in the environment of this program.
     is_installed = is_local and importlib.util.find_spec("jupyterlab") is not None
     return Image() if is_installed else Image().pip_install(["jupyterlab"])
+
+
+def _deploy(
+    jupyter: App, compute: Compute, output: Output, *, is_local: bool, replaces: bool
+) -> None:
+    files = _files(Path.cwd(), output, is_local=is_local)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            jupyter.to(compute, sync_dir=files, replace=replaces)
+        except ProjectTooLargeError as error:
+            output.warn(f"{error.message}\nThe notebook starts without these files")
+            jupyter.to(compute, sync_dir=False, replace=replaces)
+
+
+def _files(folder: Path, output: Output, *, is_local: bool) -> Path | bool | None:
+    """The folder that is sent, see `kt.Fn.to`: the project around this folder, or this folder."""
+    if find_project(folder) is not None:
+        return None
+    if is_local:  # Jupyter works on the files themselves
+        return False
+    if folder in (Path.home(), Path.home().resolve(), folder.parent):
+        output.warn(f"the files of {folder} are not sent: start kt notebook in a folder below it")
+        return False
+    return folder
 
 
 def _command(services: Services) -> str:

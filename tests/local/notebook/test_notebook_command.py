@@ -29,10 +29,10 @@ def service(shared_service_home):
 
 
 @contextlib.contextmanager
-def notebook(folder, *options):
+def notebook(folder, *options, name=NAME):
     """A `kt notebook` that runs; its URL, and what it writes on stderr up to then."""
     port = free_port()
-    command = ["kt", "notebook", NAME, "-p", str(port), *options]
+    command = ["kt", "notebook", name, "-p", str(port), *options]
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -106,6 +106,31 @@ def test_jupyter_runs_in_a_pod_for_who_has_its_token(folder):
     with notebook(folder, "--cpus", "0.2") as (again, written):
         assert again.partition("token=")[2] == token
         assert "runs with other cpus; --restart applies" in written
+
+
+def listed(url):
+    """The names of the files that Jupyter shows."""
+    base, _, token = url.partition("/lab?token=")
+    return [entry["name"] for entry in ask(f"{base}/api/contents", token)[1]["content"]]
+
+
+def test_a_folder_without_a_project_and_one_that_is_too_large_are_opened_too(tmp_path):
+    plain, large = tmp_path / "plain", tmp_path / "large"
+    for path in (plain, large):
+        path.mkdir()
+        (path / "mine.txt").touch()
+    (large / "pyproject.toml").touch()
+    with (large / "rows.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    try:
+        with notebook(plain, name="own") as (url, _):
+            assert listed(url) == ["mine.txt"]
+        with notebook(large, "--restart", name="own") as (url, written):
+            assert "mine.txt" in listed(url)
+            assert "rows.bin" in written
+            assert "starts without these files" in written
+    finally:
+        commands.kt("teardown", "own", "-y").check_returncode()
 
 
 def refused(folder, *words, **environ):
