@@ -64,6 +64,7 @@ rm -rf "$JUPYTER_RUNTIME_DIR" && umask 077 && mkdir -p "$JUPYTER_RUNTIME_DIR" ||
 export JUPYTER_TOKEN=$(python3 -c "import secrets; print(secrets.token_urlsafe(32))")
 exec python3 -m jupyterlab --no-browser --ip=127.0.0.1 --port="$PORT" --port-retries=0 --allow-root\
 """.strip()
+_ROOT_DIR = " --ServerApp.root_dir="
 
 
 @app.command("notebook")
@@ -119,7 +120,7 @@ def notebook(  # noqa: PLR0913  # the documented options
     jupyter = App(compute, _command(services), pointers, name, port=inner_port, health_check="/api")
     service = services.get(jupyter.service_name)
     if service is not None and not restart:
-        _check(service, compute, output)
+        _check(service, jupyter, compute, output)
     else:
         output.note(f"Starting JupyterLab as {jupyter.service_name}...")
         _deploy(jupyter, compute, output, is_local=is_local, replaces=restart)
@@ -161,11 +162,11 @@ def _files(folder: Path, output: Output, *, is_local: bool) -> Path | bool | Non
 
 def _command(services: Services) -> str:
     if services.session.is_local:
-        return f"{COMMAND} --ServerApp.root_dir={shlex.quote(str(Path.cwd()))}"
+        return f"{COMMAND}{_ROOT_DIR}{shlex.quote(str(Path.cwd()))}"
     return COMMAND
 
 
-def _check(service: WorkloadView, compute: Compute, output: Output) -> None:
+def _check(service: WorkloadView, jupyter: App, compute: Compute, output: Output) -> None:
     """Report how a notebook that runs differs from what the options ask for."""
     spec = service.spec
     if spec.callable.app is None or "jupyterlab" not in spec.callable.app.command:
@@ -177,8 +178,17 @@ def _check(service: WorkloadView, compute: Compute, output: Output) -> None:
     fields = ("cpus", "memory", "gpus", "image", "inactivity_ttl")
     different = [field for field in fields if getattr(requested, field) != getattr(current, field)]
     output.note(f"{spec.name} runs already, and is opened", "green")
+    folder = _root_dir(spec.callable.app.command)
+    if folder != _root_dir(jupyter.command):
+        output.warn(f"it works on the files of {folder}; --restart takes those of this folder")
     if different:
         output.warn(f"it runs with other {', '.join(different)}; --restart applies the new ones")
+
+
+def _root_dir(command: str) -> str | None:
+    """The folder of this machine that a Jupyter works on."""
+    _, sign, folder = command.partition(_ROOT_DIR)
+    return shlex.split(folder)[0] if sign else None
 
 
 def _token(text: str, pod: str) -> str:

@@ -106,6 +106,7 @@ def test_jupyter_runs_in_a_pod_for_who_has_its_token(folder):
     with notebook(folder, "--cpus", "0.2") as (again, written):
         assert again.partition("token=")[2] == token
         assert "runs with other cpus; --restart applies" in written
+        assert "works on the files of" not in written
 
 
 def listed(url):
@@ -114,7 +115,7 @@ def listed(url):
     return [entry["name"] for entry in ask(f"{base}/api/contents", token)[1]["content"]]
 
 
-def test_a_folder_without_a_project_and_one_that_is_too_large_are_opened_too(tmp_path):
+def test_folders_without_a_project_and_too_large_ones_are_opened_if_asked_for(tmp_path):
     plain, large = tmp_path / "plain", tmp_path / "large"
     for path in (plain, large):
         path.mkdir()
@@ -125,8 +126,11 @@ def test_a_folder_without_a_project_and_one_that_is_too_large_are_opened_too(tmp
     try:
         with notebook(plain, name="own") as (url, _):
             assert listed(url) == ["mine.txt"]
+        with notebook(large, name="own") as (url, written):
+            assert listed(url) == ["mine.txt"]
+            assert f"it works on the files of {plain}; --restart takes those" in written
         with notebook(large, "--restart", name="own") as (url, written):
-            assert "mine.txt" in listed(url)
+            assert sorted(listed(url)) == ["mine.txt", "pyproject.toml", "rows.bin"]
             assert "rows.bin" in written
             assert "starts without these files" in written
     finally:
