@@ -28,6 +28,7 @@ from kubetorch.cli.services import Services
 from kubetorch.config import environment
 from kubetorch.errors import (
     ProjectTooLargeError,
+    ResourceNotAvailableError,
     ServiceNotFoundError,
     SpecError,
     StartupError,
@@ -45,7 +46,7 @@ from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-_PORT = 8888
+_NAME, _PORT = "kt-notebook", 8888
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 _RUNTIME = '"$HOME/.cache/kubetorch/jupyter/$POD_NAME"'
 _MISSING = (
@@ -53,7 +54,8 @@ _MISSING = (
     "kt notebook --image quay.io/jupyter/base-notebook, or leave --image out: then the pod "
     'installs it by the step kt.Image().pip_install(["jupyterlab"])'
 )
-#: Jupyter logs its token if it has made the token itself, and not if the environment has one.
+#: Jupyter logs its token if it has made the token itself, and not if the environment has one. Its
+#: remarks on its start are not for who opens it here: its URL and Ctrl-C are those of the pod.
 COMMAND = f"""
 python3 -c "import importlib.util as u; exit(u.find_spec('jupyterlab') is None)" || {{
   echo {shlex.quote(_MISSING)} >&2
@@ -62,16 +64,15 @@ python3 -c "import importlib.util as u; exit(u.find_spec('jupyterlab') is None)"
 export JUPYTER_RUNTIME_DIR={_RUNTIME}
 rm -rf "$JUPYTER_RUNTIME_DIR" && umask 077 && mkdir -p "$JUPYTER_RUNTIME_DIR" || exit 1
 export JUPYTER_TOKEN=$(python3 -c "import secrets; print(secrets.token_urlsafe(32))")
-exec python3 -m jupyterlab --no-browser --ip=127.0.0.1 --port="$PORT" --port-retries=0 --allow-root\
+exec python3 -m jupyterlab --no-browser --ip=127.0.0.1 --port="$PORT" --port-retries=0 \
+  --allow-root --log-level=WARN
 """.strip()
 _ROOT_DIR = " --ServerApp.root_dir="
 
 
 @app.command("notebook")
 def notebook(  # noqa: PLR0913  # the documented options
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the service.")
-    ] = "kt-notebook",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.")] = _NAME,
     cpus: Annotated[str | None, typer.Option("--cpus", help="CPUs of the pod.")] = None,
     memory: Annotated[str | None, typer.Option("-m", "--memory", help="Memory of the pod.")] = None,
     gpus: Annotated[str | None, typer.Option("--gpus", help="GPUs of the pod.")] = None,
@@ -101,6 +102,11 @@ def notebook(  # noqa: PLR0913  # the documented options
     output = Output()
     if environment.is_in_pod():
         raise SpecError("kt notebook connects from your own machine, and this is a pod")
+    if not sockets.is_free(port):
+        raise ResourceNotAvailableError(
+            f"port {port} of this machine is taken",
+            hint=f"--port takes another one: kt notebook --port {port % 65535 + 1}",
+        )
     if gpus is not None and image is None:
         output.warn("--gpus needs an image with the libraries of GPUs and JupyterLab: --image ...")
         raise typer.Exit(1)
@@ -126,6 +132,8 @@ def notebook(  # noqa: PLR0913  # the documented options
         _deploy(jupyter, compute, output, is_local=is_local, replaces=restart)
         service = services.find(jupyter.service_name)
     _forward(services, service, port, output, opens_browser=browser)
+    again = "kt notebook" if name == _NAME else f"kt notebook {name}"
+    output.note(f"\nIt runs on: {again} opens it again, kt teardown {service.spec.name} ends it.")
 
 
 def _image(reference: str | None, *, is_local: bool) -> Image:
@@ -246,4 +254,3 @@ def _forward(
             done.wait()
     finally:
         listener.close()
-    output.note(f"\nIt runs on: kt notebook {name} opens it again, kt teardown {name} ends it.")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -32,7 +33,8 @@ def service(shared_service_home):
 def notebook(folder, *options, name=NAME):
     """A `kt notebook` that runs; its URL, and what it writes on stderr up to then."""
     port = free_port()
-    command = ["kt", "notebook", name, "-p", str(port), *options]
+    again = ["kt", "notebook", *([] if name == "kt-notebook" else [name])]
+    command = [*again, "-p", str(port), *options]
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -47,7 +49,8 @@ def notebook(folder, *options, name=NAME):
                 raise AssertionError(written)
         finally:
             process.send_signal(signal.SIGINT)
-            process.stdout.read()
+            end = process.stdout.read()
+        assert f"{' '.join(again)} opens it again, kt teardown {name} ends it" in end
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +76,15 @@ def run_code(base, token, code):
     """What a kernel of the notebook answers, over its WebSocket."""
     _, kernel = ask(f"{base}/api/kernels", token, "POST")
     url = f"{base}/api/kernels/{kernel['id']}/channels?token={token}".replace("http", "ws", 1)
-    socket = websocket.create_connection(url, timeout=60)
+    connection = websocket.create_connection(url, timeout=60)
     header = {"msg_id": "1", "msg_type": "execute_request", "session": "s", "username": "u"}
     content = {"code": code, "silent": False}
     message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
-    socket.send(json.dumps({**message, "channel": "shell", "buffers": []}))
+    connection.send(json.dumps({**message, "channel": "shell", "buffers": []}))
     while True:
-        answer = json.loads(socket.recv())
+        answer = json.loads(connection.recv())
         if answer["msg_type"] == "stream":
-            socket.close()
+            connection.close()
             return answer["content"]["text"]
 
 
@@ -92,6 +95,8 @@ def test_jupyter_runs_in_a_pod_for_who_has_its_token(folder):
         assert ask(f"{base}/api/contents")[0] == 403
         assert ask(f"{base}/api/contents", "guess")[0] == 403
         assert token not in written.replace(url, "")
+        assert "/lab?" not in written.replace(url, "")
+        assert "Control-C" not in written
         status, listing = ask(f"{base}/api/contents", token)
         assert status == 200
         assert "mine.txt" in [entry["name"] for entry in listing["content"]]
@@ -124,17 +129,17 @@ def test_folders_without_a_project_and_too_large_ones_are_opened_if_asked_for(tm
     with (large / "rows.bin").open("wb") as file:
         file.truncate(1 << 40)
     try:
-        with notebook(plain, name="own") as (url, _):
+        with notebook(plain, name="kt-notebook") as (url, _):
             assert listed(url) == ["mine.txt"]
-        with notebook(large, name="own") as (url, written):
+        with notebook(large, name="kt-notebook") as (url, written):
             assert listed(url) == ["mine.txt"]
             assert f"it works on the files of {plain}; --restart takes those" in written
-        with notebook(large, "--restart", name="own") as (url, written):
+        with notebook(large, "--restart", name="kt-notebook") as (url, written):
             assert sorted(listed(url)) == ["mine.txt", "pyproject.toml", "rows.bin"]
             assert "rows.bin" in written
             assert "starts without these files" in written
     finally:
-        commands.kt("teardown", "own", "-y").check_returncode()
+        commands.kt("teardown", "kt-notebook", "-y").check_returncode()
 
 
 def refused(folder, *words, **environ):
@@ -147,6 +152,12 @@ def test_a_service_that_is_no_notebook_is_not_taken(folder, project):
     kt.fn(project.module(PLAIN).f, name="plain").to(kt.Compute(cpus="0.1"))
 
     assert "plain is no notebook" in refused(folder, "plain")
+
+
+def test_a_port_that_is_taken_is_refused_with_the_option_that_names_another_one(folder):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert "kt notebook --port" in refused(folder, NAME, "--port", str(port))
 
 
 def test_gpus_need_an_image(folder):
