@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import linecache
+import symtable
 import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -36,8 +37,14 @@ def run_cell(text: str, definitions: str, values: dict[str, Any]) -> dict[str, A
     before = dict(namespace)
     result = _execute(text, "<cell>", namespace)
     returned, obstacles = {}, {}
+    # `rows += [1]` leaves the object that `rows` is.
+    assigned = {
+        symbol.get_name()
+        for symbol in symtable.symtable(text, "<cell>", "exec").get_symbols()
+        if symbol.is_assigned()
+    }
     for name, value in namespace.items():
-        is_bound = name not in before or before[name] is not value
+        is_bound = name in assigned or name not in before or before[name] is not value
         if not is_bound or name.startswith("_") or isinstance(value, ModuleType):
             continue
         reason = _obstacle(name, value)

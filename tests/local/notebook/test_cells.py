@@ -47,6 +47,18 @@ def test_a_cell_runs_in_a_pod_and_its_names_come_back(notebook):
     assert shown[4] == "(22, [0, 2, 4, 6], True)"
 
 
+def test_a_cell_changes_and_deletes_names_of_the_notebook(notebook):
+    shown = notebook(
+        "total, base, rows = 1, 2, [3]",
+        "%%kt --cpus 0.1\nif base:\n    total += base\n    rows += [4]\ndel base",
+        "total, rows",
+    )
+
+    assert shown[-1] == "(3, [3, 4])"
+    with pytest.raises(CellExecutionError, match=r"the cell uses file.*cannot travel"):
+        notebook("file = open('shapes.py')", "%%kt --cpus 0.1\nfile += 1")
+
+
 def test_the_value_of_the_last_line_is_that_of_the_cell(notebook):
     shown = notebook("%%kt --cpus 0.1\nimport asyncio\nawait asyncio.sleep(0)\n6 * 7", "_")
 

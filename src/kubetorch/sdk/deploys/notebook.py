@@ -340,7 +340,9 @@ class CellNames(_Writer):
         self._items = {}
         #: The data, by name.
         self.values: dict[str, Any] = {}
-        uses, bound = _uses(text), _names_in(ast.parse(text).body)
+        uses, body = _uses(text), ast.parse(text).body
+        binding_nodes = (node for node in _flattened(body) if not isinstance(node, ast.AugAssign))
+        bound = {name for node in binding_nodes for name in _bound(node)}
         for name in sorted((uses.now | uses.later | uses.of_class) & self._names.keys()):
             try:
                 self._add(name, (self.target,))
@@ -437,9 +439,27 @@ class _Uses:
     annotations: set[str] = field(default_factory=set)
 
 
+class _ReadsTargets(ast.NodeTransformer):
+    """Reads names before `x += 1` and `del x`, which a symbol table has as bound only."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
+        return self._after_reads(node, node.target)
+
+    def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
+        return self._after_reads(node, *node.targets)
+
+    @staticmethod
+    def _after_reads(node: ast.stmt, *targets: ast.expr) -> list[ast.stmt]:
+        parts = (part for target in targets for part in ast.walk(target))
+        names = [part.id for part in parts if isinstance(part, ast.Name)]
+        return [*(ast.Expr(ast.Name(name, ast.Load())) for name in names), node]
+
+
 def _uses(source: str) -> _Uses:
     uses = _Uses()
-    _note_uses(symtable.symtable(source, "<cell>", "exec"), uses, uses.now)
+    tree = _ReadsTargets().visit(ast.parse(source))
+    table = symtable.symtable(ast.unparse(tree), "<cell>", "exec")
+    _note_uses(table, uses, uses.now)
     return uses
 
 

@@ -182,3 +182,14 @@ class Refusing:
     def __call__(self):
         return "called"
 """
+
+
+def test_a_name_that_a_function_changes_comes_with_it(session, tmp_path):
+    session("total = 3\nbase = 1")
+    main = session(
+        "def f():\n    global total, base\n    total += 1\n    del base\n    return total"
+    )
+
+    notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    assert module_of(tmp_path / "f_fn.py")["f"]() == 4
