@@ -15,6 +15,8 @@ from kubetorch.errors import SerializationError
 from kubetorch.wire import values as wire_values
 
 _MODULE = "kt_cell"
+#: File names of the code.
+_DEFINITIONS, _CELL = "<definitions>", "<cell>"
 
 
 def run_cell(text: str, definitions: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -33,14 +35,20 @@ def run_cell(text: str, definitions: str, values: dict[str, Any]) -> dict[str, A
     module = sys.modules[_MODULE] = ModuleType(_MODULE)
     namespace = vars(module)
     namespace.update(values)
-    _execute(definitions, "<definitions>", namespace)
-    before = dict(namespace)
-    result = _execute(text, "<cell>", namespace)
+    try:
+        _execute(definitions, _DEFINITIONS, namespace)
+        before = dict(namespace)
+        result = _execute(text, _CELL, namespace)
+    except BaseException as error:  # noqa: BLE001  # the user's own
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename not in (_DEFINITIONS, _CELL):
+            trace = trace.tb_next
+        raise error.with_traceback(trace)  # noqa: B904  # of the user's frames alone
     returned, obstacles = {}, {}
     # `rows += [1]` leaves the object that `rows` is.
     assigned = {
         symbol.get_name()
-        for symbol in symtable.symtable(text, "<cell>", "exec").get_symbols()
+        for symbol in symtable.symtable(text, _CELL, "exec").get_symbols()
         if symbol.is_assigned()
     }
     for name, value in namespace.items():

@@ -9,7 +9,7 @@ import sys
 from typing import Any, NoReturn
 
 from kubetorch.errors import SpecError
-from kubetorch.sdk import parameters
+from kubetorch.sdk import parameters, tracebacks
 from kubetorch.sdk.cell import run_cell
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys import notebook, source
@@ -67,6 +67,7 @@ def register(shell: Any) -> None:  # noqa: ANN401  # IPython's
 
     kt.__doc__ = f"Run this cell in a pod, and bring its names back.\n\n{_parser().format_help()}"
     shell.register_magic_function(kt, "cell", "kt")
+    tracebacks.install()
 
 
 def _run(shell: Any, line: str, cell: str) -> Any:  # noqa: ANN401  # IPython's, and the user's own

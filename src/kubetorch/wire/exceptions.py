@@ -52,6 +52,8 @@ _SYSTEM_FILES = (
     f"{Path(os.__file__).parent}{os.sep}",
     "<frozen",
 )
+#: The file whose frame stands above those of a cell of `%%kt`.
+_CELLS = str(Path(errors.__file__).parent / "sdk" / "cell.py")
 #: Words in a message whose class raised for its text; this side does not ask the class either.
 _NO_TEXT = "its message cannot be shown:"
 #: Attributes of built-in classes that repeat other attributes, or hold objects of the user.
@@ -314,7 +316,7 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
             return remote or ""
         if _is_own(error) and not any(map(_is_users, _files(trace))):
             return ""
-    hidden = ("<frozen importlib", skip) if skip else ("<frozen importlib",)
+    hidden = ("<frozen importlib", _CELLS, skip) if skip else ("<frozen importlib",)
     while trace and trace.tb_frame.f_code.co_filename.startswith(hidden):
         trace = trace.tb_next
     formatted = safely(lambda: "".join(traceback.format_exception(type(error), error, trace)), "")

@@ -87,6 +87,18 @@ def test_an_error_of_the_cell_is_shown_with_its_line(notebook):
     assert raised.value.ename == "ZeroDivisionError"
 
 
+@pytest.mark.parametrize("source", ["def f():\n    1 / 0\nf()", "await asyncio.sleep('x')"])
+def test_a_traceback_of_a_cell_has_the_lines_of_the_user_alone(notebook, source):
+    with pytest.raises(CellExecutionError) as raised:
+        notebook(f"%%kt --cpus 0.1\nimport asyncio\n{source}")
+
+    text = re.sub(r"\x1b\[[0-9;]*m", "", raised.value.traceback)
+    assert '"<cell>", line' in text
+    assert "run_cell_magic" in text  # the cell itself
+    for ours in ("cell.py", "cell_magic.py", "remote.py", "caller.py", "interactiveshell.py"):
+        assert ours not in text, text
+
+
 REFUSED = """
 try:
     get_ipython().run_cell_magic("kt", {!r}, "1")
