@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -72,13 +73,17 @@ def replay(  # noqa: PLR0913  # the documented options
     # Of many runs, and for a program that reads the result, none is to wait for a command.
     is_single = times == 1 and not as_json
     is_debugged = is_single and not no_debugger and is_at_terminal()
-    with replayed.recorded_call(
+    recorded_call = replayed.recorded_call(
         in_pod=in_pod,
         code=chosen,
         changes=values,
         post_mortem=is_debugged,
         is_trusted=trust and terminal.is_terminal(sys.stdin),
-    ) as call:
+    )
+    with contextlib.ExitStack() as stack:
+        if not is_debugged:  # stdout, where the SDK shows what the function prints, is for results
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        call = stack.enter_context(recorded_call)
         if times == 1:
             output.result(call())
             return

@@ -198,7 +198,7 @@ class Replay:
             source = _RecordedSource(self.view.spec.callable, folder)
             arguments = self._arguments(changes, Path(source.file()[0] or ""))
             session, view = self._deploy(source, stack)
-            options = CallOptions(stream_logs=False, post_mortem=post_mortem)
+            options = CallOptions(post_mortem=post_mortem)
             yield _RecordedCall(self, session, view, options, arguments)
 
     def _fetch_code(self, stack: contextlib.ExitStack) -> Path:

@@ -45,6 +45,13 @@ TRAIN = """
     def reads_variable():
         raise KeyError(os.environ.get("KT_TEST_SECRET"))
 
+    def speaks(path):
+        print("in the function")
+        with open(path, "a") as file:
+            file.write("x")
+        breakpoint()
+        raise ValueError("spoken")
+
     def takes(data):
         raise ValueError(len(data))
 
@@ -222,6 +229,23 @@ def test_which_calls_leave_a_record_is_said_by_the_function_and_the_environment(
     monkeypatch.setenv("KT_RECORD", "some")
     with pytest.raises(SpecError, match="KT_RECORD is 'some'"):
         deploy(jobs.train, name="other")
+
+
+def test_what_the_function_prints_is_shown(jobs, tmp_path):
+    compute = kt.Compute(**COMPUTE, env_vars={"KT_DEBUG_WAIT": "0"})
+    remote = kt.fn(jobs.speaks, name="speaks").to(compute, stream_logs=False)
+    handle = failed_call(remote, str(tmp_path / "first"))
+    runs = tmp_path / "runs"
+    changed = ("--set", f"path={json.dumps(str(runs))}")
+
+    stopped = TerminalProgram(["kt", "replay", handle.id, *changed])
+    try:
+        assert "in the function" in stopped.until(PROMPT)
+        assert "spoken" in stopped.command("c")
+        stopped.type("q\n")
+        stopped.end()
+    finally:
+        stopped.close()
 
 
 @pytest.mark.security
