@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import traceback
 from collections import Counter
@@ -20,6 +21,9 @@ from kubetorch.lib import terminal
 from kubetorch.sdk.debugger.terminal import is_at_terminal
 from kubetorch.sdk.replay import Code, Replay
 from kubetorch.sdk.tuning import LIMITS
+
+#: A closed terminal, and `kill`.
+_ENDS = (signal.SIGHUP, signal.SIGTERM)
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -73,6 +77,9 @@ def replay(  # noqa: PLR0913  # the documented options
     # Of many runs, and for a program that reads the result, none is to wait for a command.
     is_single = times == 1 and not as_json
     is_debugged = is_single and not no_debugger and is_at_terminal()
+    for number in _ENDS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
     recorded_call = replayed.recorded_call(
         in_pod=in_pod,
         code=chosen,
@@ -90,6 +97,13 @@ def replay(  # noqa: PLR0913  # the documented options
         ends = _count(call, times, output)
     _report(ends, output)
     raise typer.Exit(0 if set(ends) == {_RETURNED} else 1)
+
+
+def _end(number: int, _: object) -> None:
+    """End, and delete the service of the replay before that."""
+    for other in _ENDS:  # a closed terminal sends more than one
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _changes(words: list[str]) -> dict[str, Any]:

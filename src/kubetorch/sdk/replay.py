@@ -52,6 +52,9 @@ from kubetorch.wire.messages import RecordView, WorkloadView
 
 log = logging.getLogger(__name__)
 
+#: Time after which the service of a replay is deleted that was killed, and could not do so.
+_TTL = "10m"
+
 #: The code that a replay on this machine runs: that of the call, or that of the working directory.
 Code = Literal["recorded", "here"]
 
@@ -371,6 +374,7 @@ def _local_spec(compute: ComputeSpec, variables: Sequence[str]) -> ComputeSpec:
     return ComputeSpec(
         image=image,
         env_vars=tuple((name, os.environ[name]) for name in variables if name in os.environ),
+        inactivity_ttl=_TTL,
         allowed_serialization=compute.allowed_serialization,
         distribution=compute.distribution,
         num_proc=compute.num_proc,

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -231,6 +233,11 @@ def test_which_calls_leave_a_record_is_said_by_the_function_and_the_environment(
         deploy(jobs.train, name="other")
 
 
+def replay_services():
+    views = backend.session().ask(lambda controller: controller.list_workloads())
+    return [view.spec for view in views if view.spec.name.startswith("replay-")]
+
+
 def test_what_the_function_prints_is_shown(jobs, tmp_path):
     compute = kt.Compute(**COMPUTE, env_vars={"KT_DEBUG_WAIT": "0"})
     remote = kt.fn(jobs.speaks, name="speaks").to(compute, stream_logs=False)
@@ -246,6 +253,24 @@ def test_what_the_function_prints_is_shown(jobs, tmp_path):
         stopped.end()
     finally:
         stopped.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_replay_that_is_ended_leaves_no_service(jobs, number):
+    handle = failed_call(deploy(jobs.train, name="ended"), jobs.Model(7))
+    stopped = TerminalProgram(["kt", "replay", handle.id])
+    try:
+        stopped.until(PROMPT)
+        names = [spec.name for spec in replay_services() if handle.id[:8] in spec.name]
+        # One that is killed cannot delete it.
+        (ttl,) = {spec.compute.inactivity_ttl for spec in replay_services() if spec.name in names}
+        assert ttl is not None
+        os.kill(stopped.pid, number)
+        stopped.end()
+        assert stopped.status == 128 + number
+    finally:
+        stopped.close()
+    assert not set(names) & {spec.name for spec in replay_services()}
 
 
 @pytest.mark.security
