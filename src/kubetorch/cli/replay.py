@@ -72,7 +72,6 @@ def replay(  # noqa: PLR0913  # the documented options
     services = Services(None, output, is_changing=in_pod)
     replayed = Replay.of(services.call_id(call_id), services.session)
     replayed.check(in_pod=in_pod, trust=trust, has_terminal=terminal.is_terminal(sys.stdin))
-    _describe(replayed, output, in_pod=in_pod, code=code)
     chosen: Code = "here" if code == "here" else "recorded"
     # Of many runs, and for a program that reads the result, none is to wait for a command.
     is_single = times == 1 and not as_json
@@ -86,6 +85,8 @@ def replay(  # noqa: PLR0913  # the documented options
         changes=values,
         post_mortem=is_debugged,
         is_trusted=trust and terminal.is_terminal(sys.stdin),
+        stops=is_debugged,
+        before_start=lambda: _describe(replayed, output, in_pod=in_pod, code=code),
     )
     with contextlib.ExitStack() as stack:
         if not is_debugged:  # stdout, where the SDK shows what the function prints, is for results

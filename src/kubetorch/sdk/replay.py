@@ -19,7 +19,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +45,7 @@ from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import calls, codecs, values
+from kubetorch.wire import calls, codecs, debugger, values
 from kubetorch.wire.calls import Record
 from kubetorch.wire.codecs import Segment
 from kubetorch.wire.messages import RecordView, WorkloadView
@@ -183,10 +183,14 @@ class Replay:
         changes: Mapping[str, Any],
         post_mortem: bool | None = None,
         is_trusted: bool = False,
+        stops: bool = True,
+        before_start: Callable[[], None] = lambda: None,
     ) -> Iterator[_RecordedCall]:
         """The call, to be made again any number of times; see `CallOptions.post_mortem`.
 
-        A pod of a cluster that is not trusted does not answer with a pickle.
+        A pod of a cluster that is not trusted does not answer with a pickle. Unless it `stops`, a
+        `breakpoint()` on this machine lets the call go on. `before_start` is called once the
+        options are known to be right.
         """
         if in_pod:
             spec = self.view.spec
@@ -194,13 +198,15 @@ class Replay:
             options = CallOptions(post_mortem=post_mortem)
             takes_pickle = is_trusted or self.session.is_local
             arguments = self._arguments(changes, None)
+            before_start()
             yield _RecordedCall(self, self.session, view, options, arguments, takes_pickle)
             return
         with contextlib.ExitStack() as stack:
             folder = _find_project(self.view) if code == "here" else self._fetch_code(stack)
             source = _RecordedSource(self.view.spec.callable, folder)
             arguments = self._arguments(changes, Path(source.file()[0] or ""))
-            session, view = self._deploy(source, stack)
+            before_start()
+            session, view = self._deploy(source, stack, stops=stops)
             options = CallOptions(post_mortem=post_mortem)
             yield _RecordedCall(self, session, view, options, arguments)
 
@@ -228,7 +234,9 @@ class Replay:
         )
         return folder
 
-    def _deploy(self, source: Source, stack: contextlib.ExitStack) -> tuple[Session, WorkloadView]:
+    def _deploy(
+        self, source: Source, stack: contextlib.ExitStack, *, stops: bool
+    ) -> tuple[Session, WorkloadView]:
         """Make a service of this machine that runs the code; also its session."""
         spec, init_args = self.view.spec, None
         if spec.init_args is not None:
@@ -243,7 +251,7 @@ class Replay:
             # Replays of one call may run at one time.
             name=f"replay-{self.view.call.id[:8]}-{secrets.token_hex(2)}",
             callable=source.ref(),
-            compute=_local_spec(spec.compute, self.view.variables),
+            compute=_local_spec(spec.compute, self.view.variables, stops=stops),
             username=config.username,
             prefix_username=config.prefix_username,
         )
@@ -365,15 +373,18 @@ def _missing_copies(compute: ComputeSpec) -> list[CopyStep]:
     return [step for step in copies if not os.path.exists(step.source)]  # noqa: PTH110  # never raises
 
 
-def _local_spec(compute: ComputeSpec, variables: Sequence[str]) -> ComputeSpec:
+def _local_spec(compute: ComputeSpec, variables: Sequence[str], *, stops: bool) -> ComputeSpec:
     """Pods of this machine that run the code as those of the service."""
     image = compute.image
     if image is not None:
         missing = _missing_copies(compute)
         image = replace(image, steps=tuple(step for step in image.steps if step not in missing))
+    values = {name: os.environ[name] for name in variables if name in os.environ}
+    if not stops:
+        values[debugger.WAIT] = "0"
     return ComputeSpec(
         image=image,
-        env_vars=tuple((name, os.environ[name]) for name in variables if name in os.environ),
+        env_vars=tuple(values.items()),
         inactivity_ttl=_TTL,
         allowed_serialization=compute.allowed_serialization,
         distribution=compute.distribution,

@@ -144,6 +144,17 @@ def test_replays_of_one_call_run_side_by_side_on_this_machine_whatever_is_config
         assert list(results) == [[7, 0.1, 1], [7, 0.2, 1]]
 
 
+def test_options_that_do_not_fit_the_call_are_refused_before_it_is_described(jobs, tmp_path):
+    handle = failed_call(deploy(jobs.train, name="unfit"), jobs.Model(7))
+
+    refused = run_kt("replay", handle.id, "--set", "speed=1", code=1)
+    assert "train has no parameter 'speed'" in refused.stderr
+    assert "It runs again" not in refused.stderr
+    refused = commands.kt("replay", handle.id, "--code", "here", cwd=tmp_path)
+    assert "does not have" in refused.stderr
+    assert "It runs again" not in refused.stderr
+
+
 def test_a_plain_call_that_fails_is_listed_and_replayed_from_a_terminal(jobs):
     remote = deploy(jobs.train, name="plain")
     with pytest.raises(ValueError, match="diverged"):
@@ -238,13 +249,25 @@ def replay_services():
     return [view.spec for view in views if view.spec.name.startswith("replay-")]
 
 
-def test_what_the_function_prints_is_shown(jobs, tmp_path):
+def test_what_the_function_prints_is_shown_and_without_a_debugger_no_breakpoint_stops(
+    jobs, tmp_path
+):
     compute = kt.Compute(**COMPUTE, env_vars={"KT_DEBUG_WAIT": "0"})
     remote = kt.fn(jobs.speaks, name="speaks").to(compute, stream_logs=False)
     handle = failed_call(remote, str(tmp_path / "first"))
     runs = tmp_path / "runs"
     changed = ("--set", f"path={json.dumps(str(runs))}")
 
+    ended = run_kt("replay", handle.id, *changed, code=1)
+    assert "in the function" in ended.stderr
+    counted = TerminalProgram(["kt", "replay", handle.id, *changed, "--times", "2"])
+    try:
+        shown = counted.end()
+    finally:
+        counted.close()
+    assert PROMPT not in shown
+    assert "2  raised ValueError: spoken" in shown
+    assert len(runs.read_text()) == 3
     stopped = TerminalProgram(["kt", "replay", handle.id, *changed])
     try:
         assert "in the function" in stopped.until(PROMPT)
