@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="%%kt", allow_abbrev=False, description="Run this cell in a pod.", add_help=False
     )
+    parser.add_argument("--help", "-h", action="store_true", help="Show these options.")
     parser.add_argument("--cpus")
     parser.add_argument("--memory", "-m")
     parser.add_argument("--gpus")
@@ -62,18 +63,30 @@ def _parser() -> argparse.ArgumentParser:
 def register(shell: Any) -> None:  # noqa: ANN401  # IPython's
     """Add `%%kt` to a shell of IPython."""
 
-    def kt(line: str, cell: str) -> Any:  # noqa: ANN401  # the user's own value
+    def kt(line: str, cell: str | None = None) -> Any:  # noqa: ANN401  # the user's own value
         return _run(shell, line, cell)
 
     kt.__doc__ = f"Run this cell in a pod, and bring its names back.\n\n{_parser().format_help()}"
-    shell.register_magic_function(kt, "cell", "kt")
+    shell.register_magic_function(kt, "line_cell", "kt")
+    shell.input_transformers_cleanup.insert(0, _without_body)
     tracebacks.install()
 
 
-def _run(shell: Any, line: str, cell: str) -> Any:  # noqa: ANN401  # IPython's, and the user's own
+def _without_body(lines: list[str]) -> list[str]:
+    """`%%kt --help` as a line magic: IPython refuses a cell magic without a cell below it."""
+    words = lines[0].split() if lines else []
+    return ["%kt --help\n"] if words[:1] == ["%%kt"] and {"--help", "-h"} & {*words} else lines
+
+
+def _run(shell: Any, line: str, cell: str | None) -> Any:  # noqa: ANN401  # IPython's, and the user's own
     options = _parser().parse_args(shlex.split(line))
+    if options.help:
+        sys.stdout.write(_parser().format_help())
+        return None
+    if cell is None:
+        raise SpecError("%kt needs two %: it runs a cell", hint=f"for example {_EXAMPLE}")
     text = shell.transform_cell(cell)
-    ast.parse(text, "<cell>")  # a syntax error is shown here, before pods are started
+    _check(ast.parse(text, "<cell>"), cell)  # shown here, before pods are started
     names = notebook.CellNames(text)
     remote = Fn[..., Any](options.name)
     remote._source = _CellSource()
@@ -87,6 +100,17 @@ def _run(shell: Any, line: str, cell: str) -> Any:  # noqa: ANN401  # IPython's,
     if end["shown"] is not None:
         sys.stdout.write(f"{end['shown']}\n")
     return end["result"]
+
+
+def _check(tree: ast.Module, cell: str) -> None:
+    """Refuse lines that only IPython can run."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "get_ipython" and node.id not in cell:
+            line = cell.splitlines()[node.lineno - 1]
+            raise SpecError(
+                f"magics and shell commands do not run in a pod: {line}",
+                hint="put them into a cell without %%kt; in a pod, subprocess.run() runs a command",
+            )
 
 
 def _compute(shell: Any, options: argparse.Namespace) -> Compute:  # noqa: ANN401  # IPython's

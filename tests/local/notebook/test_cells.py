@@ -107,6 +107,21 @@ except Exception as error:
 """
 
 
+def test_lines_that_only_ipython_can_run_are_refused_with_their_text(notebook):
+    for line in ("!echo hi", "%time 1", "files = !ls"):
+        with pytest.raises(CellExecutionError) as raised:
+            notebook(f"%%kt --cpus 0.1\nx = 1\n{line}")
+        assert f"do not run in a pod: {line}" in str(raised.value)
+
+
+def test_the_options_are_shown_without_a_cell(notebook):
+    shown = notebook("%%kt --help", "%kt -h", "%%kt --help\n1")
+
+    assert all("--compute COMPUTE" in text for text in shown[1:])
+    with pytest.raises(CellExecutionError, match="needs two %"):
+        notebook("%kt --cpus 4")
+
+
 def test_an_option_that_is_wrong_is_refused_with_an_example(notebook):
     lines = ["--cpu 4", "--compute nothing", "--memory"]
 
