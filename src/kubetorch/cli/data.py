@@ -32,7 +32,9 @@ Key = Annotated[
     str, typer.Argument(metavar="KEY", help="The key, such as models/base, or s3://bucket/x.")
 ]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show more.")]
-Force = Annotated[bool, typer.Option("-f", "--force", help="Also files that are as they were.")]
+Force = Annotated[
+    bool, typer.Option("-f", "--force", help="Also files that are as they were, and damaged ones.")
+]
 Contents = Annotated[
     bool, typer.Option("-c", "--contents", help="What a folder has, without the folder.")
 ]

@@ -245,11 +245,15 @@ class DataStore:
         self._holders.forget_all_but(needed, store.is_of)
         return needed
 
-    async def missing(self, namespace: str, sizes: Mapping[str, int]) -> list[str]:
+    async def missing(
+        self, namespace: str, sizes: Mapping[str, int], *, is_check: bool = False
+    ) -> list[str]:
         """The missing ones of some blobs, for which there is room; the others become young."""
         blobs = self._blob_stores.of(namespace).blobs
 
         def find_missing() -> list[str]:
+            if is_check:
+                blobs.remove_damaged(sizes)
             missing = blobs.missing(sizes)
             absent = frozenset(missing)
             blobs.touch(digest for digest in sizes if digest not in absent)

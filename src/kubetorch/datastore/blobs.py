@@ -31,7 +31,7 @@ import msgspec
 from blake3 import blake3
 
 from kubetorch.datastore.tuning import LIMITS, TIMING
-from kubetorch.errors import DataStoreError, StorageFullError
+from kubetorch.errors import DataStoreError, StorageFullError, StoreUnavailableError
 
 DIGEST_LENGTH = 64
 #: Bytes that the smallest blob takes of a file system.
@@ -142,6 +142,17 @@ class BlobStore:
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
+
+    def remove_damaged(self, digests: Iterable[str]) -> None:
+        """Read blobs, and remove those that are not what their names say."""
+        for digest in filter(self.has, digests):
+            try:
+                for _ in self.verify(digest):
+                    pass
+            except StoreUnavailableError:
+                raise
+            except DataStoreError:
+                continue
 
     def open(self, digest: str) -> BinaryIO:
         """The file of a blob, unchecked."""

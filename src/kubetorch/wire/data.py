@@ -78,10 +78,15 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     holders: tuple[str, ...] = ()
 
 
-class BlobSizes(msgspec.Struct, frozen=True):
-    """The blobs of a put by their digests, with their lengths in bytes."""
+class BlobSizes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The blobs of a put by their digests, with their lengths in bytes.
+
+    Attributes:
+        is_check: Whether the store reads those that it has; one that is damaged is missing then.
+    """
 
     sizes: dict[str, int]
+    is_check: bool = False
 
 
 class BlobNames(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -284,3 +284,103 @@ def test_thousands_of_small_files_are_a_few_blobs(service: Service) -> None:
     kt.get("many", "out", contents=True)
     assert sum(1 for path in Path("out").rglob("*") if path.is_file()) == 3_000
     assert Path("out/2/2013").read_text() == "file 2013"
+
+
+def flip(service: Service, *, smallest: int = 0) -> None:
+    """Damage the first byte of each blob of the store that has some size."""
+    store = BlobStore(service.home / "blobs")
+    for blob in list(store.iterate()):
+        if blob.size >= smallest:
+            path = store.path(blob.digest)
+            with path.open("r+b") as file:
+                byte = file.read(1)
+                file.seek(0)
+                file.write(bytes([byte[0] ^ 1]))
+
+
+def put(session: Session, key: str, path: str, *, is_forced: bool = False) -> int:
+    """Put a path at a key; returns the bytes that moved."""
+    progress = Progress("storing", key)
+    files.put(
+        session,
+        "default",
+        key,
+        [path],
+        progress,
+        contents=True,
+        filter_options=None,
+        is_forced=is_forced,
+        lifespan=None,
+    )
+    return progress.moved
+
+
+def get(session: Session, key: str, folder: str) -> None:
+    Download(session, "default", Progress("getting", key)).get(key, folder, contents=True)
+
+
+@pytest.fixture(params=[True, False], ids=["folder", "http"])
+def client(service: Service, request: pytest.FixtureRequest) -> Iterator[Session]:
+    """The session of a program that writes to the folder of the store, and of one elsewhere."""
+    session = Session(
+        lambda: Controller(HttpClient(service.url, service.token, timeout=60)),
+        patience=60,
+        is_local=request.param,
+    )
+    yield session
+    session.close()
+
+
+def write_model() -> dict[str, bytes]:
+    contents = {"large": os.urandom(9 * MIB), "small": b"small", "other": b"another"}
+    Path("model").mkdir(exist_ok=True)
+    for name, content in contents.items():
+        Path("model", name).write_bytes(content)
+    return contents
+
+
+def test_a_forced_put_replaces_damage_that_nobody_has_read(
+    service: Service, client: Session
+) -> None:
+    contents = write_model()
+    put(client, "model", "model")
+    flip(service)
+    assert put(client, "model", "model", is_forced=True) >= 9 * MIB
+    get(client, "model", "out")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == contents
+    assert put(client, "model", "model", is_forced=True) == 0, "what is whole is not sent"
+
+
+def test_a_forced_put_replaces_a_blob_that_was_cut(service: Service, client: Session) -> None:
+    contents = write_model()
+    put(client, "model", "model")
+    store = BlobStore(service.home / "blobs")
+    for blob in list(store.iterate()):
+        os.truncate(store.path(blob.digest), blob.size // 2)
+    put(client, "model", "model", is_forced=True)
+    get(client, "model", "out")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == contents
+
+
+def test_a_get_names_the_files_that_are_damaged_in_the_store_and_what_helps(
+    service: Service, client: Session
+) -> None:
+    write_model()
+    put(client, "model", "model")
+    flip(service, smallest=MIB)
+    with pytest.raises(kt.DataStoreError) as raised:
+        get(client, "model", "out")
+    assert "the store's copy of model/large is damaged: " in str(raised.value)
+    assert "kt store verify model says what else is; put it again" in str(raised.value)
+    assert "kt put --force" in str(raised.value)
+    assert not Path("out").exists()
+
+
+def test_a_get_of_a_key_whose_list_of_files_is_damaged_names_the_key(
+    service: Service, client: Session
+) -> None:
+    write_model()
+    put(client, "model", "model")
+    flip(service)
+    with pytest.raises(kt.DataStoreError, match=r"the store's copy of model is damaged: "):
+        get(client, "model", "out")

@@ -163,9 +163,9 @@ class DataRoutes:
         """Answer with the blobs that are missing, if there is room for them."""
         await check_sender(exchange, namespace, _CREATE)
         body = await exchange.body(LIMITS.blob_names_bytes)
-        sizes = (await self._blob_stores.in_thread(lambda: _decode(BlobSizes, body))).sizes
+        blobs = await self._blob_stores.in_thread(lambda: _decode(BlobSizes, body))
         with faults_of_sender():
-            missing = await self._data.missing(namespace, sizes)
+            missing = await self._data.missing(namespace, blobs.sizes, is_check=blobs.is_check)
         await exchange.respond_message(BlobNames(blobs=tuple(missing)))
 
     async def fetch(self, exchange: Exchange, namespace: str) -> None:

@@ -172,10 +172,11 @@ class DataClient:
         answer = self._controller.ask("POST", target, timeout=TIMING.collection_seconds)
         return messages.decode(CollectionReport, answer)
 
-    def missing(self, sizes: Mapping[str, int]) -> list[str]:
+    def missing(self, sizes: Mapping[str, int], *, is_check: bool = False) -> list[str]:
         """The blobs among these that the store lacks; their lengths are by digest.
 
-        The blobs that it has stay for ten minutes; so does each that is uploaded.
+        The blobs that it has stay for ten minutes; so does each that is uploaded. With `is_check`
+        it reads those that it has, and lacks the damaged ones.
 
         Raises:
             StorageFullError: The store has no room for those that it lacks.
@@ -183,7 +184,7 @@ class DataClient:
         missing_digests: list[str] = []
         digests = iter(sizes)
         while batch := list(itertools.islice(digests, LIMITS.named_blobs)):
-            body = BlobSizes({digest: sizes[digest] for digest in batch})
+            body = BlobSizes({digest: sizes[digest] for digest in batch}, is_check)
             missing_digests += messages.decode(BlobNames, self._post("blobs-missing", body)).blobs
         return missing_digests
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ from kubetorch.datastore import keys, manifests
 from kubetorch.datastore.blobs import BlobStore, digest_of, poisoned
 from kubetorch.datastore.checkout import Checkout, write_error
 from kubetorch.datastore.chunk_cache import ChunkCache
-from kubetorch.datastore.manifests import Entry, Manifest
+from kubetorch.datastore.manifests import Chunk, Entry, Manifest
 from kubetorch.datastore.sources import FilterOptions
 from kubetorch.datastore.transfer import Destination, Receiver
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
@@ -28,6 +28,9 @@ from kubetorch.sdk.data.upload import batches
 from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire.data import FindKeys, PathKey
+
+#: Damaged files that an error names.
+_NAMED = 5
 
 
 class _Manifests:
@@ -97,7 +100,11 @@ class Download:
             raise no_key(find.path, self._namespace)
         received = _Manifests()
         digests = dict.fromkeys(path_key.key.manifest for path_key in answer.keys)
-        self._fetch(digests, received, received.by_digest.keys())
+        try:
+            self._fetch(digests, received, received.by_digest.keys())
+        except DataStoreError as error:
+            blobs = {path_key.key.key: (path_key.key.manifest,) for path_key in answer.keys}
+            raise self._described(error, find.path, blobs) from error
         parts = [(path_key, received.by_digest[path_key.key.manifest]) for path_key in answer.keys]
         wholes = [Part(path_key, manifest, manifest.entries) for path_key, manifest in parts]
         self._peers = Peers(wholes, self._progress)
@@ -150,7 +157,7 @@ class Download:
                 try:
                     if is_joined:
                         self._offer_arriving(needed_parts, placement, checkout, sizes)
-                    self._fetch_parallel(sizes, checkout)
+                    self._fetch_from_sources(path, sizes, checkout, needed_parts)
                     checkout.install()
                     if not files and declared is None:
                         self._make_folder(folder, "" if contents else path.rpartition("/")[2])
@@ -189,6 +196,47 @@ class Download:
             ask(self._session, self._namespace, partial(offer, part=part, path_of=path_of))
 
     # ----------------------------------------------------------------------------------- fetching
+
+    def _fetch_from_sources(
+        self, path: str, sizes: dict[str, int], checkout: Checkout, parts: Sequence[Part]
+    ) -> None:
+        try:
+            self._fetch_parallel(sizes, checkout)
+        except DataStoreError as error:
+            blobs = {
+                f"{part.path_key.key.key}/{entry.path}".rstrip("/"): {
+                    *map(part.manifest.blob_of, filter(_is_stored, entry.chunks))
+                }
+                for part in parts
+                if part.path_key.key.publisher is None
+                for entry in part.entries
+            }
+            raise self._described(error, path, blobs) from error
+
+    def _described(
+        self, error: DataStoreError, path: str, blobs: Mapping[str, Collection[str]]
+    ) -> DataStoreError:
+        """The error of a get, which names the files whose blobs the store lacks, if it does.
+
+        The store has removed damaged blobs when it read them.
+        """
+        if type(error) is not DataStoreError:
+            return error
+        digests = {digest for each in blobs.values() for digest in each}
+        try:
+            question = dict.fromkeys(digests, 0)
+            missing = ask(self._session, self._namespace, lambda client: client.missing(question))
+        except KubetorchError:  # who may not put may not ask
+            return error
+        names = sorted(name for name in blobs if not set(missing).isdisjoint(blobs[name]))
+        if not names:
+            return error
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return DataStoreError(
+            f"the store's copy of {', '.join(names[:_NAMED])}{more} is damaged: {error.message}",
+            hint=f"kt store verify {path} says what else is; put it again with force=True, or "
+            "kt put --force",
+        )
 
     def _fetch_parallel(self, sizes: dict[str, int], checkout: Checkout) -> None:
         def fetch(batch: dict[str, int]) -> None:
@@ -343,6 +391,11 @@ def _select(
             f"nothing in {path!r} has a name such as {names}", hint=f"kt ls {path} shows the names"
         )
     return files, needed_parts
+
+
+def _is_stored(chunk: Chunk) -> bool:
+    """False for a hole."""
+    return bool(chunk.digest)
 
 
 def _entries(path_key: PathKey, manifest: Manifest) -> Iterator[Entry]:

@@ -62,6 +62,7 @@ def put(  # noqa: PLR0913  # the parameters of `kt.put`
                     upload.deltas = FileDeltas(session, namespace, name, size)
             else:
                 upload = new_upload()
+            upload.is_forced = is_forced
             _send(upload, put, kind, sources, cache)
         except FileChangedError:
             if attempt == LIMITS.data_attempts:

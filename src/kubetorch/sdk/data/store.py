@@ -76,7 +76,8 @@ def put(  # noqa: PLR0913  # the documented parameters
         contents: Store what a folder has, or a file by its name, directly below the key.
         filter_options: Patterns in the words of rsync, `"--include=*.log --exclude=tmp"`, beside
             those of `.ktignore` and `.gitignore`.
-        force: Read all files again, also those that are as they were.
+        force: Read all files again, also those that are as they were, and what the store has of
+            them: what is damaged there is replaced.
         verbose: Report what was sent.
         namespace: Namespace; `kt.config.namespace` if not given.
         kubeconfig_path: Kubeconfig of the cluster.

@@ -82,6 +82,7 @@ class Upload:
         is_sending: False to compute digests first, and send with `send_unread`.
         deltas: What is known of the version before, if chunks may go as differences to it.
         is_published: Whether nothing but the manifest is sent: this pod serves the files.
+        is_forced: Whether blobs that the store has are sent again if they are damaged there.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Upload:
         self._progress = progress
         self.is_published = is_published
         self.is_sending = not is_published
+        self.is_forced = False
         self.deltas: FileDeltas | None = None
         self._store = None if is_published else store_here(session)
         self._pool = ThreadPoolExecutor(LIMITS.data_streams, "kubetorch-put")
@@ -168,7 +170,8 @@ class Upload:
             sizes = {digest: size for digest, (size, _) in self._extents.items()}
         if not sizes:
             return
-        missing = self._ask(lambda client: client.missing(sizes))
+        # Damage is looked for batch by batch: the store reads what it has of each.
+        missing = [*sizes] if self.is_forced else self._ask(lambda client: client.missing(sizes))
         absent = frozenset(missing)
         present = {digest: size for digest, size in sizes.items() if digest not in absent}
         self._renewal.add(present)
@@ -224,7 +227,7 @@ class Upload:
         data_of: Callable[[str], bytes | memoryview],
         delta_of: DeltaOf | None,
     ) -> int:
-        missing = client.missing(sizes)
+        missing = client.missing(sizes, is_check=self.is_forced)
         # Of blobs that go whole their own bytes count, as in a get.
         whole_bytes = sum(sizes[digest] for digest in missing)
         sent_bytes = 0
@@ -250,6 +253,8 @@ class Upload:
         data_of: Callable[[str], bytes | memoryview],
     ) -> int:
         """Write those of some blobs that the store on this machine lacks; returns their bytes."""
+        if self.is_forced:
+            store.remove_damaged(sizes)
         missing = store.missing(sizes)
         store.touch(sizes.keys() - missing)
         for digest in missing:
