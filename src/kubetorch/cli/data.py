@@ -136,6 +136,12 @@ def get(  # noqa: PLR0913  # the documented options
     force: Force = False,
     exclude: Exclude = None,
     include: Include = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Get files and folders of these names alone; may be repeated."
+        ),
+    ] = None,
     contents: Contents = False,
     secret: SecretName = None,
     verbose: Verbose = False,
@@ -159,6 +165,7 @@ def get(  # noqa: PLR0913  # the documented options
             contents=contents,
             filter_options=_filters(include, exclude),
             is_forced=force,
+            only=only or (),
         )
     _report(output, key, progress, f"✓ Retrieved key '{key}'", verbose=verbose)
 

@@ -55,6 +55,13 @@ def test_files_from_put_to_rm(run: Run, tmp_path: Path) -> None:
     assert got.stdout == "✓ Retrieved key 'models/base'\n", got.stderr
     assert (tmp_path / "out/ckpt/w.bin").read_text() == "weights"
     assert not (tmp_path / "out/ckpt/log.txt").exists()
+    (tmp_path / "ckpt" / "sub").mkdir()
+    (tmp_path / "ckpt" / "sub" / "a.json").write_text("{}")
+    assert run("put", "only", "ckpt", "-c").returncode == 0
+    some = run("get", "only", "some", "-c", "--only", "*.json", "--only", "w.*")
+    assert some.returncode == 0, some.stderr
+    paths = (tmp_path / "some").rglob("*")
+    assert {path.name for path in paths if path.is_file()} == {"a.json", "w.bin"}
     refused = run("rm", "models/base")
     assert (refused.returncode, "--recursive" in refused.stderr) == (1, True)
     assert run("rm", "models/base", "-r").stdout == "✓ Deleted key 'models/base'\n"

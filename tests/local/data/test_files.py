@@ -332,6 +332,33 @@ def test_lists_of_keys_and_of_sources(ckpt: Path) -> None:
     assert files("out") == {f"{key}/{name}" for key in "xy" for name in expected}
 
 
+def test_of_several_keys_none_is_written_if_one_is_missing(ckpt: Path) -> None:
+    kt.put("there", ckpt)
+    with pytest.raises(kt.DataStoreError, match="there is no key 'missing' in namespace default"):
+        kt.get(["there", "missing"], "out")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("key", [["mixed/w", "mixed/file"], ["mixed/w"], "mixed"])
+def test_tensors_among_several_keys_need_a_destination(ckpt: Path, key: str | list[str]) -> None:
+    kt.put("mixed/file", ckpt / "w.bin")
+    kt.put("mixed/w", {"w": numpy.ones(3)})
+    before = files(".")
+    with pytest.raises(ValueError, match="'mixed/w' holds tensors; a get of several keys writes"):
+        kt.get(key)
+    assert files(".") == before
+    kt.get("mixed", "out")
+    assert files("out") == {"mixed/file", "mixed/w"}
+
+
+def test_an_error_of_ls_has_its_hint_on_a_line_of_its_own(capfd) -> None:
+    assert kt.ls("k" * 2000, verbose=True) == []
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("kubetorch: kt.ls('kkk")
+    assert lines[1].startswith("kubetorch: hint: ")
+
+
 def test_what_is_at_the_destination_besides_stays(ckpt: Path) -> None:
     Path("out/b").mkdir(parents=True)
     Path("out/b/mine").write_text("mine")

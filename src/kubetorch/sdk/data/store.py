@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
+from kubetorch.datastore import keys
 from kubetorch.datastore.tensors import holds_tensors
 from kubetorch.errors import DataRefusedError, DataStoreError, KubetorchError, SpecError
 from kubetorch.lib import terminal
@@ -22,12 +23,12 @@ from kubetorch.sdk.awaitable import awaitable
 from kubetorch.sdk.data import buckets, files, tensors, windows
 from kubetorch.sdk.data.client import ask, find_key
 from kubetorch.sdk.data.direct import Sink, Source
-from kubetorch.sdk.data.download import Download
+from kubetorch.sdk.data.download import Download, no_key
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.windows import BroadcastWindow, check_window
 from kubetorch.specs import names
 from kubetorch.wire import introspection
-from kubetorch.wire.data import RemovePath
+from kubetorch.wire.data import FindKeys, RemovePath
 
 if TYPE_CHECKING:
     from kubetorch.sdk.secret import Secret
@@ -189,7 +190,8 @@ def get(  # noqa: PLR0913  # the documented parameters
 
     Raises:
         DataStoreError: There is no such key, or the destination cannot be written, or the tensors
-            do not fit it.
+            do not fit it. Of several keys, of which one is missing, none is written.
+        SpecError: One of several keys holds tensors, and there is no `dest`.
     """
     del nccl_pg_mode  # of an earlier release
     names_of_keys = _keys(key, "get")
@@ -215,6 +217,9 @@ def get(  # noqa: PLR0913  # the documented parameters
                         only=patterns,
                         sink=sink,
                     )
+    if dest is None or len(names_of_keys) > 1:
+        session = _session(kubeconfig_path)
+        _check_keys(session, _namespace(namespace), names_of_keys, has_dest=dest is not None)
     with _transfer("getting", names_of_keys, verbose) as progress:
         fanout = 0 if broadcast is None else broadcast.fanout or 0
         download = Download(
@@ -251,7 +256,8 @@ def ls(
         )
     except KubetorchError as error:
         if verbose:
-            terminal.say(f"kt.ls({key!r}): {error}")
+            for line in f"kt.ls({key!r}): {error}".splitlines():
+                terminal.say(line)
         return []
     return [listed(row, is_verbose=verbose) for row in rows]
 
@@ -447,6 +453,25 @@ def _holds_tensors(value: object) -> bool:
 def _has_tensors(view: KeyView, *, is_part: bool) -> bool:
     """True if a get without a destination gives tensors: of a file, a part can be nothing else."""
     return view.kind == "tensors" or (is_part and view.kind == "file")
+
+
+def _check_keys(
+    session: Session, namespace: str, names_of_keys: Sequence[str], *, has_dest: bool
+) -> None:
+    """Refuse what cannot be got before the first file is written."""
+    for name in names_of_keys:
+        path = keys.check(name)
+        find = FindKeys(path=path)
+        path_keys = ask(session, namespace, lambda client, find=find: client.find(find)).keys  # type: ignore[misc]
+        if not path_keys:
+            raise no_key(path, namespace)
+        for path_key in path_keys:
+            if path_key.key.kind == "tensors" and not has_dest:
+                raise SpecError(
+                    f"{path_key.key.key!r} holds tensors; a get of several keys writes files",
+                    hint="kt.get(key) of this key alone returns its tensors; with a dest, such as "
+                    'dest=".", they are written as a file of the safetensors format',
+                )
 
 
 def _single(key: Keys) -> str:
