@@ -33,6 +33,13 @@ class Timing(Table):
     # ------------------------------------------------------------------ the data store
     #: The store has it to answer: longer than it tries to reach its bucket, and says so.
     data_answer_seconds: float = 90.0
+    #: The same for the question which keys there are, with which a get begins; it is asked twice.
+    data_question_seconds: float = 45.0
+    #: A get says after so long that the controller does not answer that question.
+    data_silence_seconds: float = 5.0
+    #: The controller has it to name a pod to a get that goes on, and to hear what became of it;
+    #: the get goes on without its answer.
+    source_answer_seconds: float = 3.0
     #: A pod that sends nothing for so long is given up, and another one, or the store, is asked.
     peer_silence_seconds: float = 20.0
     #: The same of a pod that gets a version itself and says that nothing came: it waits for its own

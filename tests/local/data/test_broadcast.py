@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +18,11 @@ import psutil
 import pytest
 
 import kubetorch as kt
+from kubetorch.config import environment
 from kubetorch.sdk import backend
+from kubetorch.sdk.data.client import DataClient, ask, find_key
 from kubetorch.wire import routes
+from kubetorch.wire.data import JoinGet
 from tests.local.user_project import UserProject
 
 SOURCE = """
@@ -195,6 +201,40 @@ def test_getters_go_on_when_the_pod_that_they_get_from_is_killed(
     for folder in folders[1:]:
         (path,) = folder.rglob("large")
         assert path.read_bytes() == (tmp_path / "source/large").read_bytes()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("is_served_by_the_store", [False, True])
+def test_a_get_goes_on_with_pods_while_the_controller_does_not_answer(
+    jobs: ModuleType, tmp_path: Path, is_served_by_the_store: bool
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/large").write_bytes(os.urandom(128 * 1024**2))
+    kt.put("models/base", str(tmp_path / "source"), contents=True)
+    first, second = (
+        kt.fn(jobs.get, name=name).to(kt.Compute(cpus="0.1")) for name in ("first", "second")
+    )
+    digest = first("models/base", str(tmp_path / "first"))
+    if is_served_by_the_store:  # the pod that has it has enough to do
+        session = backend.session()
+        view = find_key(session, "default", "models/base")
+        assert view is not None
+        for getter in ("busy", "more"):
+            join = JoinGet(key=view.key, manifest=view.manifest, getter=getter)
+            question = partial(DataClient.join, join=join)
+            source = ask(session, "default", question)
+            assert source is not None
+    folder = tmp_path / "second"
+    folder.mkdir()
+    service = json.loads((environment.local_dir() / "service.json").read_text())["pid"]
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(second, "models/base", str(folder))
+        wait_until(lambda: fetched_bytes(folder) > 0)
+        os.kill(service, signal.SIGSTOP)
+        try:
+            assert call.result(timeout=60) == digest
+        finally:
+            os.kill(service, signal.SIGCONT)
 
 
 def test_a_hundred_getters_at_once_all_get_it(service_home: Path, tmp_path: Path) -> None:

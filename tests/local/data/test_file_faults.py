@@ -170,6 +170,36 @@ def test_a_connection_that_breaks_costs_only_what_was_on_its_way(service: Servic
     assert Path("out/model").read_bytes() == Path("model").read_bytes()
 
 
+def test_a_get_says_that_it_waits_for_a_controller_that_does_not_answer(
+    service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("model").write_text("model")
+    kt.put("model", "model")
+    with Relay(int(service.url.rpartition(":")[2])) as relay:
+        relay.hold()
+        session = Session(
+            lambda: Controller(HttpClient(relay.url, service.token, timeout=60)), is_local=False
+        )
+        getter = threading.Thread(
+            target=lambda: Download(session, "default", Progress("getting", "model")).get(
+                "model", "out/", contents=False
+            )
+        )
+        getter.start()
+        said = ""
+
+        def has_said() -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return "the data store does not answer yet; waiting for the controller\n" in said
+
+        wait_until(has_said)
+        relay.release()
+        getter.join(60)
+        session.close()
+    assert Path("out/model").read_text() == "model"
+
+
 SMALL_DISK = 'mount -t tmpfs -o size=4m small "$0" && cd "$0" && exec "$@"'
 UNSHARE = ("unshare", "--mount", "--propagation=private", "sh", "-c", SMALL_DISK)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ from kubetorch.datastore import keys, publications
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.publications import Extents
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError, StoreUnavailableError
+from kubetorch.lib import terminal
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.sdk.controller import refusal
 from kubetorch.sdk.tuning import LIMITS, TIMING
@@ -63,12 +65,14 @@ class DataClient:
 
     def find(self, find: FindKeys) -> PathKeys:
         """The keys for a path, leased for as long as a get of their bytes may take."""
-        answer = messages.decode(PathKeys, self._post("find", find))
-        size = sum(path_key.key.size for path_key in answer.keys)
-        seconds = size / LIMITS.slow_get_bytes_per_second
-        if seconds > find.lease_seconds:
-            find = replace(find, lease_seconds=seconds)
-            answer = messages.decode(PathKeys, self._post("find", find))
+        wait = TIMING.data_question_seconds
+        with _saying_that_it_waits():
+            answer = messages.decode(PathKeys, self._post("find", find, wait))
+            size = sum(path_key.key.size for path_key in answer.keys)
+            seconds = size / LIMITS.slow_get_bytes_per_second
+            if seconds > find.lease_seconds:
+                find = replace(find, lease_seconds=seconds)
+                answer = messages.decode(PathKeys, self._post("find", find, wait))
         return answer
 
     def pull(self, pull: PullBucket) -> Iterator[BucketProgress]:
@@ -149,11 +153,13 @@ class DataClient:
 
     def hold(self, manifest: str, holder: Holder, *, is_whole: bool = True) -> None:
         """Offer a pod, which published a manifest, to other getters of its keys; or no longer."""
-        self._post("hold", HoldManifest(manifest, holder, is_whole))
+        hold = HoldManifest(manifest, holder, is_whole)
+        self._post("hold", hold, TIMING.source_answer_seconds)
 
     def join(self, join: JoinGet) -> KeySource | None:
         """The pod from which to get a version; `None` for the store."""
-        return messages.decode(GetSource, self._post("join", join)).source
+        answer = self._post("join", join, TIMING.source_answer_seconds)
+        return messages.decode(GetSource, answer).source
 
     def join_window(self, join: JoinWindow) -> WindowView:
         return messages.decode(WindowView, self._post("window", join))
@@ -205,17 +211,20 @@ class DataClient:
         self._controller.ask("POST", path, body=packed, headers=headers, timeout=wait)
 
     def fetch(
-        self, digests: Iterable[str], bases: Mapping[str, str] | None = None
+        self,
+        digests: Iterable[str],
+        bases: Mapping[str, str] | None = None,
+        silence: float = TIMING.data_answer_seconds,
     ) -> Iterator[bytes]:
         """The pieces of a compressed stream of these blobs, for `datastore.transfer.Receiver`.
 
         The digests are those of manifests that `find` answered, and of their chunks. Blobs for
-        which there are `bases`, which the caller has, may come as deltas.
+        which there are `bases`, which the caller has, may come as deltas. The store may be silent
+        for `silence` seconds.
         """
         body = messages.encode(BlobNames(tuple(digests), dict(bases or {})))
         path = routes.data(self._namespace, "blobs-fetch")
-        wait = TIMING.data_answer_seconds
-        with self._controller.request("POST", path, body=body, timeout=wait) as response:
+        with self._controller.request("POST", path, body=body, timeout=silence) as response:
             yield from response.iter_bytes()
 
     def list(self, path: str) -> list[ListedPath]:
@@ -224,10 +233,22 @@ class DataClient:
         answer = self._controller.ask("GET", target, timeout=TIMING.data_answer_seconds)
         return messages.decode(list[ListedPath], answer)
 
-    def _post(self, verb: str, message: object) -> bytes:
-        path = routes.data(self._namespace, verb)
-        body, wait = messages.encode(message), TIMING.data_answer_seconds
+    def _post(self, verb: str, message: object, wait: float = TIMING.data_answer_seconds) -> bytes:
+        path, body = routes.data(self._namespace, verb), messages.encode(message)
         return self._controller.ask("POST", path, body=body, timeout=wait)
+
+
+@contextlib.contextmanager
+def _saying_that_it_waits() -> Iterator[None]:
+    """Say after a while that the controller does not answer."""
+    line = "the data store does not answer yet; waiting for the controller"
+    timer = threading.Timer(TIMING.data_silence_seconds, terminal.say, (line,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def ask(session: Session, namespace: str, question: Callable[[DataClient], _T]) -> _T:

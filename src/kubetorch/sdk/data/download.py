@@ -26,7 +26,7 @@ from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.tensor_cache import store_here
 from kubetorch.sdk.data.upload import batches
 from kubetorch.sdk.transport.session import Session
-from kubetorch.sdk.tuning import LIMITS
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire.data import FindKeys, PathKey
 
 #: Damaged files that an error names.
@@ -281,8 +281,11 @@ class Download:
             if older_files is not None:
                 pairs = ((digest, older_files.base_of(digest)) for digest in missing)
                 bases = {digest: base for digest, base in pairs if base}
+            # If the store is silent, the next attempt goes on with pods.
+            has_pods = self._peers.have(missing)
+            silence = TIMING.peer_silence_seconds if has_pods else TIMING.data_answer_seconds
             try:
-                for piece in client.fetch(missing, bases):
+                for piece in client.fetch(missing, bases, silence):
                     received_bytes += len(piece)
                     receiver.feed(piece)
                 receiver.finish()

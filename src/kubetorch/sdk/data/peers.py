@@ -126,6 +126,11 @@ class Peers:
                 extents = part.extents(path_of)
                 version.arrival = Arrival.begin(folder, part.published_name, extents, missing)
 
+    def have(self, digests: Iterable[str]) -> bool:
+        """Whether a pod is known that may have one of some blobs."""
+        versions = {self._by_blob[digest] for digest in digests if digest in self._by_blob}
+        return any(version.has_pods for version in versions)
+
     def note(self, digest: str) -> None:
         """Note that a blob has come."""
         version = self._by_blob.get(digest)
@@ -216,6 +221,11 @@ class _Version:
         self._failed: set[Holder] = set()
         self._failure: KubetorchError | None = None
         self._progress_time = self._clock()
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether pods were named with the key that have not failed."""
+        return bool(self._named)
 
     def source(self, client: DataClient) -> KeySource | None:
         """The pod to ask; `None` for the store, until a pod may have room."""
