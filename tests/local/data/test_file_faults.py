@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -56,24 +57,31 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-#: A put that sends its blobs, and never stores its key.
-PUT = """
-    import time
-    import kubetorch as kt
-    from kubetorch.sdk.data.upload import Upload
+#: A program that the kernel kills when it does a thing to files of some name the n-th time.
+KILLED = """
+    import itertools
+    import os
+    import signal
+    import sys
 
-    Upload.put_key = lambda *_: time.sleep(600)
-    kt.put("model", "model")
-"""
-#: A get that writes its files beside the destination, and never moves them there.
-GET = """
-    import time
-    import kubetorch as kt
-    from kubetorch.datastore.checkout import Checkout
+    numbers = itertools.count(1)
 
-    Checkout.install = lambda _: time.sleep(600)
-    kt.get("model", "out", contents=True)
+    def kill(event, arguments):
+        if event == {event!r} and {name!r} in str(arguments[0]):
+            if next(numbers) == {count}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    import kubetorch as kt
+
+    sys.addaudithook(kill)
+    {statement}
 """
+
+
+def run_killed(statement: str, event: str, name: str, count: int) -> None:
+    """Run a statement until it does something for the n-th time."""
+    program = KILLED.format(statement=statement, event=event, name=name, count=count)
+    assert run(program).wait(60) == -signal.SIGKILL
 
 
 def run(program: str) -> subprocess.Popen[bytes]:
@@ -92,11 +100,8 @@ def test_a_putter_that_is_killed_leaves_the_old_version_and_its_blobs(service: S
     kt.put("model", "model")
     size = 48 * MIB
     Path("model").write_bytes(os.urandom(size))
-    putter = run(PUT)
-    wait_until(lambda: stored_bytes(service) > size * 2 // 3)
-    putter.kill()
-    putter.wait()
-    assert putter.returncode < 0, "it was still at work"
+    run_killed('kt.put("model", "model")', "os.rename", "/blobs/tmp/", 8)
+    assert MIB < stored_bytes(service) < size, "it was at work"
     kt.get("model", "out/")
     assert Path("out/model").read_text() == "old"
     arrived = stored_bytes(service)
@@ -106,27 +111,55 @@ def test_a_putter_that_is_killed_leaves_the_old_version_and_its_blobs(service: S
     assert Path("out/model").read_bytes() == Path("model").read_bytes()
 
 
-def test_a_getter_that_is_killed_leaves_the_old_files(service: Service) -> None:
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def versions(service: Service) -> dict[str, dict[str, bytes]]:
+    """A folder that has the old version of a key that holds the new one."""
+    versions = {
+        "old": dict.fromkeys(NAMES, b"old"),
+        "new": {name: os.urandom(16 * MIB) for name in NAMES},
+    }
     Path("model").mkdir()
-    for name in ("a", "b", "c"):
-        Path("model", name).write_text("old")
-    kt.put("model", "model", contents=True)
-    kt.get("model", "out", contents=True)
-    for name in ("a", "b", "c"):
-        Path("model", name).write_bytes(os.urandom(16 * MIB))
-    kt.put("model", "model", contents=True)
-    getter = run(GET)
-    wait_until(lambda: any(Path("out").glob(".kt-get-*/*")))
-    getter.kill()
-    getter.wait()
-    assert getter.returncode < 0, "it was still at work"
-    assert {Path("out", name).read_text() for name in ("a", "b", "c")} == {"old"}
+    for version, contents in versions.items():
+        for name, content in contents.items():
+            Path("model", name).write_bytes(content)
+        kt.put("model", "model", contents=True)
+        if version == "old":
+            kt.get("model", "out", contents=True)
+    return versions
+
+
+GET = 'kt.get("model", "out", contents=True)'
+
+
+def get_again(versions: dict[str, dict[str, bytes]]) -> None:
+    """A get after one that was killed: all is there, and nothing is left of that one."""
     (stage,) = Path("out").glob(".kt-get-*")
     os.utime(stage, (0, 0))
     kt.get("model", "out", contents=True)
-    assert {path.name for path in Path("out").iterdir()} == {"a", "b", "c"}
-    for name in ("a", "b", "c"):
-        assert Path("out", name).read_bytes() == Path("model", name).read_bytes()
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == versions["new"]
+
+
+def test_a_getter_that_is_killed_while_it_fetches_leaves_the_old_files(
+    versions: dict[str, dict[str, bytes]],
+) -> None:
+    run_killed(GET, "open", "/.kt-get-", 12)
+    assert any(path.stat().st_size for path in Path("out").glob(".kt-get-*/*")), "it was at work"
+    assert {name: Path("out", name).read_bytes() for name in NAMES} == versions["old"]
+    get_again(versions)
+
+
+def test_a_getter_that_is_killed_in_its_last_step_leaves_files_that_are_whole(
+    versions: dict[str, dict[str, bytes]],
+) -> None:
+    run_killed(GET, "os.rename", "/.kt-get-", 2)
+    contents = {name: Path("out", name).read_bytes() for name in NAMES}
+    new = [name for name in NAMES if contents[name] == versions["new"][name]]
+    old = [name for name in NAMES if contents[name] == versions["old"][name]]
+    assert (len(new), len(old)) == (1, 2)
+    get_again(versions)
 
 
 def test_a_connection_that_breaks_costs_only_what_was_on_its_way(service: Service) -> None:
