@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import signal
@@ -447,3 +448,70 @@ def test_a_get_of_a_key_whose_list_of_files_is_damaged_names_the_key(
     flip(service)
     with pytest.raises(kt.DataStoreError, match=r"the store's copy of model is damaged: "):
         get(client, "model", "out")
+
+
+#: A put or a get in a process of its own, which says by how much its memory grew.
+LARGE = """
+    import sys
+    from pathlib import Path
+
+    from kubetorch.lib.http_client import HttpClient
+    from kubetorch.sdk.controller import Controller
+    from kubetorch.sdk.data import files
+    from kubetorch.sdk.data.download import Download
+    from kubetorch.sdk.data.progress import Progress
+    from kubetorch.sdk.transport.session import Session
+
+    verb, url, token, is_local = sys.argv[1:]
+    session = Session(
+        lambda: Controller(HttpClient(url, token, timeout=60)), is_local=bool(is_local)
+    )
+
+    def peak():
+        # Not `ru_maxrss`, which begins with that of the parent.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+    def put(key, path):
+        files.put(
+            session, "default", key, [path], Progress("storing", key), contents=False,
+            filter_options=None, is_forced=False, lifespan=None,
+        )
+
+    def get(key):
+        Download(session, "default", Progress("getting", key)).get(key, "out/", contents=False)
+
+    put("small", "small")
+    get("small")
+    before = peak()
+    put("large", "large") if verb == "put" else get("large")
+    print(peak() - before)
+"""
+
+
+def memory_peak(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("is_local", ["local", ""], ids=["folder", "http"])
+def test_memory_of_a_put_and_a_get_does_not_grow_with_the_file(
+    service: Service, is_local: str
+) -> None:
+    content = os.urandom(MIB)
+    Path("small").write_bytes(content)
+    with Path("large").open("wb") as file:
+        for number in range(256):  # no two pieces are alike
+            file.write(number.to_bytes(4, "little") + content[4:])
+    grown = {}
+    before = memory_peak(service.pid)
+    for verb in ("put", "get"):
+        command = [sys.executable, "-c", textwrap.dedent(LARGE)]
+        command += [verb, service.url, service.token, is_local]
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert completed.returncode == 0, completed.stderr
+        grown[verb] = int(completed.stdout)
+    grown["store"] = memory_peak(service.pid) - before
+    assert filecmp.cmp("large", "out/large", shallow=False)
+    assert all(size < 128 * MIB for size in grown.values()), grown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,9 @@ def publish(key, folder, **files):
 def get(key, folder):
     kt.get(key, folder, contents=True)
     return {path.name: path.read_text() for path in Path(folder).iterdir()}, os.environ["POD_NAME"]
+
+def get_tree(key, folder):
+    kt.get(key, folder, contents=True)
 """
 
 
@@ -142,3 +146,29 @@ def test_outside_of_pods_nothing_is_published_in_place(tmp_path: Path, emptied_h
     (tmp_path / "x").write_text("1")
     with pytest.raises(kt.DataStoreError, match="this program runs in none"):
         kt.put("k", str(tmp_path / "x"), locale="local")
+
+
+def test_a_prefix_whose_keys_two_pods_publish_has_the_files_of_both(
+    jobs: ModuleType, tmp_path: Path
+) -> None:
+    pods = {
+        name: kt.fn(jobs.publish, name=name).to(kt.Compute(cpus="0.1")) for name in ("one", "two")
+    }
+    for name, publish in pods.items():
+        publish(f"shards/train/{name}", str(tmp_path / name), **{name: name * 1000})
+    content = {Path(name, name): name * 1000 for name in pods}
+    kt.get("/shards/train/", tmp_path / "out", contents=True)
+    assert tree(tmp_path / "out") == content
+    getter = kt.fn(jobs.get_tree, name="getter").to(kt.Compute(cpus="0.1"))
+    getter("/shards/train/", str(tmp_path / "copy"))
+    assert tree(tmp_path / "copy") == content
+    # The end of a pod is the end of its shard alone.
+    pods["one"].teardown()
+    shutil.rmtree(tmp_path / "out")
+    kt.get("/shards/train/", tmp_path / "out", contents=True)
+    assert tree(tmp_path / "out") == {Path("two/two"): "two" * 1000}
+
+
+def tree(folder: Path) -> dict[Path, str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_text() for path in paths}
