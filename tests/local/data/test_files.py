@@ -185,6 +185,17 @@ def test_holes_of_a_sparse_file_stay_holes() -> None:
     assert Path("out/sparse").stat().st_blocks * 512 < 1024**2
 
 
+def test_bits_that_have_a_file_run_as_another_user_are_not_kept() -> None:
+    Path("bits").mkdir()
+    Path("bits/tool").write_text("#!/bin/sh")
+    Path("bits/tool").chmod(0o6755)
+    Path("bits").chmod(0o3755)
+    kt.put("bits", "bits")
+    kt.get("bits", "out", contents=True)
+    assert stat.S_IMODE(Path("out/bits/tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE(Path("out/bits").stat().st_mode) == 0o755
+
+
 def test_a_link_out_of_the_folder_is_stored_as_what_it_leads_to() -> None:
     for folder in ("blobs", "snapshot", "elsewhere"):
         Path(folder).mkdir()
