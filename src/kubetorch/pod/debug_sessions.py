@@ -196,8 +196,7 @@ class DebugSessions(msgspec.Struct, eq=False, kw_only=True, dict=True):
     async def _show_stacks(self, terminal: Terminal, worker: Worker) -> None:
         """Show a terminal where the call is that does not stop."""
         text = (
-            "the call has not stopped yet: it stops at its next line of Python, before Python 3.12 "
-            "when it next makes an object. Now it is here:\n"
+            "the call has not stopped yet: it stops at its next line of Python. Now it is here:\n"
         )
         with contextlib.suppress(KubetorchError, TimeoutError, OSError):
             text += f"{(await worker.stacks()).text.rstrip()}\n"
@@ -209,8 +208,8 @@ class DebugSessions(msgspec.Struct, eq=False, kw_only=True, dict=True):
         if terminal in self._pending:
             seconds = TIMING.debugger_interrupt_seconds
             terminal.end(
-                f"the call did not stop within {seconds:g} s: it ran no line of Python, before "
-                "Python 3.12 it made no object, or it has ended"
+                f"the call did not stop within {seconds:g} s: it ran no line of Python, or it has "
+                "ended"
             )
 
     def forget(self, terminal: Terminal) -> None:

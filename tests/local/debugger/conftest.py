@@ -85,6 +85,17 @@ def tick(seconds):
         time.sleep(0.05)
     return turn
 
+def count(seconds):
+    turn, end = 0, time.time() + seconds
+    while time.time() < end:
+        turn += 1
+    return turn
+
+def traces(seconds):
+    trace = sys.gettrace()
+    time.sleep(seconds)
+    return trace and repr(trace)
+
 def crowded(seconds):
     if sys.version_info >= (3, 12):
         for tool in range(6):

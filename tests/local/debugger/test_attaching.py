@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -170,12 +169,7 @@ def test_much_output_at_the_prompt_comes_as_fast_as_the_terminal_reads(deployed,
     assert "result: 9" in rest_of(program)
 
 
-BEFORE_MONITORING = pytest.mark.skipif(sys.version_info < (3, 12), reason="it makes no object")
-
-
-@pytest.mark.parametrize(
-    "name", ["spin", "crowded", "sleepy", pytest.param("tick", marks=BEFORE_MONITORING)]
-)
+@pytest.mark.parametrize("name", ["spin", "crowded", "sleepy", "tick", "count"])
 def test_a_running_call_stops_where_it_is(deployed, terminal, name):
     argument = "600"
     handle = deployed(name)
@@ -187,6 +181,30 @@ def test_a_running_call_stops_where_it_is(deployed, terminal, name):
     attached.type("q\n")
     attached.end()
     running.cancel()
+
+
+def test_two_running_calls_of_a_process_are_stopped_one_after_the_other(deployed, terminal):
+    handle = deployed("tick")
+    calls = [handle.spawn(seconds) for seconds in (600, 700)]
+    prompts = []
+    for call, seconds in zip(calls, ("600", "700"), strict=True):
+        prompts.append(terminal("kt", "debug", "--call", call.id))
+        prompts[-1].until(PROMPT)
+        assert seconds in prompts[-1].command("p seconds")
+    for attached, call in zip(prompts, calls, strict=True):
+        attached.command("n")
+        attached.type("q\n")
+        attached.end()
+        call.cancel()
+
+
+def test_a_call_that_was_to_stop_and_ended_leaves_no_trace(deployed):
+    handle = deployed("traces")
+    for turn in range(4):
+        call = handle.spawn(0.2 * turn)
+        kt_debug("--call", call.id, typed="c\n")
+        assert call.get(DEADLINE) is None
+        assert handle(0) is None
 
 
 def test_a_terminal_learns_that_a_running_call_does_not_stop_yet(deployed, terminal):

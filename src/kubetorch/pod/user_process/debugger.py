@@ -23,6 +23,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -30,7 +31,7 @@ from typing import Any
 
 from kubetorch.errors import CallCancelledError, CallTimeoutError, KubetorchError
 from kubetorch.lib import private_sockets
-from kubetorch.pod.user_process import current_call
+from kubetorch.pod.user_process import current_call, foreign_traces
 from kubetorch.pod.user_process.remote_terminal import RemoteTerminal
 from kubetorch.pod.user_process.tuning import TIMING
 from kubetorch.wire import debugger as wire
@@ -412,6 +413,7 @@ def interrupt(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a Run
     if call.task is not None:
         call.loop.call_soon_threadsafe(_stop_task, call, debugging)
         return
+    call.debugging = call.debugging or debugging  # the end of the call ends its trace
     name, args = "kubetorch-debugger", (call, debugging)
     threading.Thread(target=_stop_thread, args=args, name=name, daemon=True).start()
 
@@ -454,8 +456,38 @@ def _stop_thread(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a 
         if session is not None:
             session.arm_callers(frame)
 
+    if foreign_traces.IS_POSSIBLE:
+        _trace_thread(call, on_event, is_done)
+        return
     with _events(on_event):
         is_done.wait(TIMING.debugger_interrupt_seconds)
+
+
+def _trace_thread(
+    call: Any,  # noqa: ANN401  # a RunningCall
+    on_event: Callable[[FrameType | None], None],
+    is_done: threading.Event,
+) -> None:
+    """Call this function at each line that the thread of a call begins, until that is done."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401  # a function of traces
+        running = current_call.current.get()
+        if is_done.is_set() or (running is not None and running is not call):
+            if sys.gettrace() is trace:  # not yet that of a debugger
+                sys.settrace(None)
+            return None
+        if event == "line":
+            on_event(frame)
+        return frame.f_trace if is_done.is_set() else trace
+
+    trace.__dict__["call"] = call
+    deadline = time.monotonic() + TIMING.debugger_interrupt_seconds
+    is_set = False
+    while not is_done.wait(TIMING.debugger_poll_seconds) and time.monotonic() < deadline:
+        thread = call.interruptible.thread
+        if not is_set and thread is not None:
+            is_set = foreign_traces.set_trace(thread, trace)
+    is_done.set()
 
 
 @contextlib.contextmanager
@@ -494,8 +526,8 @@ def _lines(on_event: Callable[[FrameType | None], None], tool: int) -> Iterator[
 def _collections(on_event: Callable[[FrameType | None], None]) -> Iterator[None]:
     """Call this function where a thread makes an object, in the thread.
 
-    No Python below 3.12 lets a thread trace another one, nor a later one whose tools are all taken.
-    But a thread that makes an object may have to collect garbage, and calls `gc.callbacks`.
+    Where all tools are taken no thread can trace another one. But a thread that makes an object may
+    have to collect garbage, and calls `gc.callbacks`.
     """
 
     def on_collection(phase: str, _: object) -> None:
@@ -523,7 +555,7 @@ def finish(call: Any) -> None:  # noqa: ANN401  # a RunningCall
         session.close("the call has ended, and its debugger")
     trace = sys.gettrace()
     owner = getattr(trace, "__self__", None) or getattr(trace, "call", None)
-    if owner is not None and owner in (session, call):
+    if owner is not None and owner in (session, call, call.batch):
         sys.settrace(None)
 
 

@@ -25,6 +25,8 @@ class Timing(Table):
     debugger_install_seconds: float = 60.0
     #: Time in which a thread comes to a line of Python, and so can be stopped.
     debugger_interrupt_seconds: float = 30.0
+    #: Pause between two looks for the thread of a call that is to stop, which may not have begun.
+    debugger_poll_seconds: float = 0.02
 
     # ----------------------------------------------------------------------------------------- end
     #: Time that a process which is to end waits for the turn to say so: it may be never.
