@@ -13,6 +13,7 @@ from tests.local.user_project import UserProject
 
 SOURCE = """
 import asyncio
+import concurrent.futures
 import sys
 import threading
 import time
@@ -58,6 +59,13 @@ def in_thread():
     thread.start()
     thread.join()
     return "joined"
+
+def in_pool(count):
+    def work(number):
+        breakpoint()
+        return number
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return sum(pool.map(work, range(count)))
 
 def in_process():
     import multiprocessing

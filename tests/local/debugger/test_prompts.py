@@ -48,6 +48,23 @@ def test_q_ctrl_c_and_ctrl_d_end_the_debugger_and_the_call_goes_on(deployed, cal
     assert output.count(PROMPT) == 1
 
 
+@pytest.mark.parametrize("leave", ["q\n", "\x03"])
+def test_threads_of_a_pool_stop_no_more_once_the_debugger_is_left(deployed, caller, leave):
+    deployed("in_pool")
+    for _ in range(2):  # the next call stops again
+        program = caller("f(20)", service="in-pool")
+        program.until(PROMPT)
+        program.type("c\n")
+        program.until(PROMPT)
+        if leave == "\x03":
+            program.interrupt()
+        else:
+            program.type(leave)
+        output = program.end()
+        assert "result: 190" in output
+        assert output.count(PROMPT) == 2
+
+
 def test_each_stop_of_a_call_has_its_prompt(deployed, caller):
     deployed("lines")
     program = caller("f(3)", service="lines")

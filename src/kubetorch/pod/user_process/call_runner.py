@@ -31,7 +31,7 @@ from kubetorch.errors import (
     SerializationError,
     did_you_mean,
 )
-from kubetorch.pod.user_process import loader, protocol
+from kubetorch.pod.user_process import current_call, loader, protocol
 from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.current_call import callbacks, current, debug_sessions
 from kubetorch.pod.user_process.frameworks import MonarchHosts
@@ -156,6 +156,8 @@ class RunningCall:
         self.task: asyncio.Task[Any] | None = None
         #: True once its debugger was left: it stops no more.
         self.was_debugged = False
+        #: True once the debugger of a thread that knows no call was left during this call.
+        self.had_debugged_threads = False
         # Values that the call's generator may still send.
         self._grant = LIMITS.first_granted_values
         self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -365,6 +367,7 @@ class CallRunner:
         #: True once the agent has asked this process to end.
         self.is_stopped = False
         self._calls: dict[int, RunningCall] = {}
+        current_call.running_calls = self._calls
         # The debuggers of calls that are about to come.
         self._debugging: dict[int, Debugging] = {}
         self._deployed: DeployedCallable

@@ -44,6 +44,9 @@ is_worker = False
 current: ContextVar[CurrentCall | None] = ContextVar("kubetorch_call", default=None)
 
 
+#: The calls that this worker runs, by number.
+running_calls: dict[int, Any] = {}
+
 #: The sessions of debuggers in this process, by thread and number of the call.
 debug_sessions: dict[tuple[int, int], Any] = {}
 

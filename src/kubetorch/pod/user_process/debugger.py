@@ -3,7 +3,8 @@
 A stop dials the agent of the pod (`kubetorch.wire.debugger`) and waits until a terminal is
 attached, or the agent says that none came. A session lasts from the first stop of a call in a
 thread to the end of the call, so that one terminal sees all its stops. A call whose debugger was
-left stops no more.
+left stops no more, nor do threads that know no call, such as those of a pool, until another call
+begins.
 
 A worker, an app and each process that they start may stop: the path of the agent's socket is in
 their environment.
@@ -74,6 +75,7 @@ class Session(pdb.Pdb):
         self._adapter: Any = None
         #: What lasts as long as the adapter is attached.
         self._attachment = contextlib.ExitStack()
+        self._was_left = False
         #: Why the session is over, if that is not plain.
         self._reason = ""
         terminal.completions = self._completions
@@ -220,7 +222,7 @@ class Session(pdb.Pdb):
 
     def _leave(self) -> None:
         """Debug no more: the call goes on."""
-        self.is_over = True
+        self.is_over = self._was_left = True
         self.clear_all_breaks()
         self.set_continue()
 
@@ -232,6 +234,9 @@ class Session(pdb.Pdb):
         current_call.debug_sessions.pop(self._key, None)
         if self._call is not None:
             self._call.was_debugged = True
+        elif self._was_left:  # whichever call the thread belongs to
+            for call in tuple(current_call.running_calls.values()):
+                call.had_debugged_threads = True
 
     def abandon(self) -> None:
         """Leave the session to the parent process."""
@@ -575,6 +580,9 @@ def _session(
     if session is not None:
         return session
     if call is not None and (call.was_debugged or call.cancelled is not None):
+        return None
+    running_calls = tuple(current_call.running_calls.values())
+    if call is None and running_calls and all(run.had_debugged_threads for run in running_calls):
         return None
     path = os.environ.get(wire.SOCKET, "")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
