@@ -151,6 +151,22 @@ def test_a_destructor_stops(deployed, caller):
     assert "result: destroyed" in program.end()
 
 
+def test_an_interpreter_at_the_prompt_leaves_assignments_alone(deployed, caller):
+    deployed("price")
+    program = caller("f(4)", service="price")
+    program.until(PROMPT)
+    program.command("!total = 100")
+    program.type("interact\n")
+    program.until(">>> ")
+    program.type("total\n")
+    assert "100" in program.until(">>> ")
+    program.type("\x04")
+    program.until(PROMPT)
+    assert "100" in program.command("p total")
+    program.type("c\n")
+    assert "result: 101" in program.end()
+
+
 def test_an_error_waits_for_the_debugger_at_the_frame_that_raised(deployed, caller):
     deployed("divide")
     program = caller("f.options(post_mortem=True)(1, 0)", service="divide")

@@ -312,7 +312,8 @@ class Session(pdb.Pdb):
     def do_interact(self, arg: str) -> bool | None:
         """Start an interpreter with the names of the current scope; Ctrl-D ends it."""
         assert self.curframe is not None
-        names = {**self.curframe.f_globals, **self.curframe.f_locals}
+        # Not `f_locals`, which before Python 3.13 forgets the assignments of this prompt.
+        names = {**self.curframe.f_globals, **self.curframe_locals}
         console = _Console(self._terminal, names)
         with contextlib.redirect_stdout(self._terminal), contextlib.suppress(SystemExit):
             console.interact("*interactive*", exitmsg="*exit from interpreter*")
