@@ -183,6 +183,17 @@ def test_a_running_call_stops_where_it_is(deployed, terminal, name):
     running.cancel()
 
 
+@pytest.mark.parametrize("name", ["tick", "sleepy"])
+def test_a_running_call_whose_debugger_was_left_is_stopped_again(deployed, terminal, name):
+    running = deployed(name).spawn(600)
+    for _ in range(2):
+        attached = terminal("kt", "debug", "--call", running.id)
+        attached.until(PROMPT)
+        attached.type("q\n")
+        attached.end()
+    running.cancel()
+
+
 def test_two_running_calls_of_a_process_are_stopped_one_after_the_other(deployed, terminal):
     handle = deployed("tick")
     calls = [handle.spawn(seconds) for seconds in (600, 700)]

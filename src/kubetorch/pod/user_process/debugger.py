@@ -415,7 +415,8 @@ def post_mortem(error: BaseException, debugging: Debugging) -> None:
 
 
 def interrupt(call: Any, debugging: Debugging) -> None:  # noqa: ANN401  # a RunningCall
-    """Stop a running call in whatever it does, from another thread."""
+    """Stop a running call in whatever it does, from another thread, also if it was left before."""
+    call.was_debugged = False
     if call.task is not None:
         call.loop.call_soon_threadsafe(_stop_task, call, debugging)
         return
