@@ -14,6 +14,7 @@ from tests.local.user_project import UserProject
 SOURCE = """
 import asyncio
 import concurrent.futures
+import contextvars
 import sys
 import threading
 import time
@@ -59,6 +60,18 @@ def in_thread():
     thread.start()
     thread.join()
     return "joined"
+
+def talk():
+    begun, ended = threading.Event(), threading.Event()
+    def work():
+        begun.wait(60)
+        print("said by the thread")
+        ended.set()
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+    thread.start()
+    breakpoint()
+    thread.join()
+    return "talked"
 
 def in_pool(count):
     def work(number):

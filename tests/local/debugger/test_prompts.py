@@ -151,6 +151,28 @@ def test_a_destructor_stops(deployed, caller):
     assert "result: destroyed" in program.end()
 
 
+@pytest.mark.parametrize("at", ["the prompt", "the interpreter"])
+def test_other_threads_print_to_the_log_while_a_statement_runs(deployed, caller, at):
+    deployed("talk")
+    program = caller("f()", service="talk")
+    program.until(PROMPT)
+    if at == "the interpreter":
+        program.type("interact\n")
+        program.until(">>> ")
+    program.type("begun.set(), ended.wait(60), print('said at ' + 'the prompt')\n")
+    program.until("said at the prompt")
+    if at == "the interpreter":
+        program.until(">>> ")
+        program.type("\x04")
+    program.until(PROMPT)
+    program.type("c\n")
+    lines = program.end().splitlines()
+    (line,) = [line for line in lines if line.endswith("said by the thread")]
+    assert re.match(r"\(talk-\S+\) ", line)
+    assert "said at the prompt" in lines
+    assert "result: talked" in lines
+
+
 def test_an_interpreter_at_the_prompt_leaves_assignments_alone(deployed, caller):
     deployed("price")
     program = caller("f(4)", service="price")

@@ -33,7 +33,7 @@ from typing import Any
 from kubetorch.errors import CallCancelledError, CallTimeoutError, KubetorchError
 from kubetorch.lib import private_sockets
 from kubetorch.pod.user_process import current_call, foreign_traces
-from kubetorch.pod.user_process.remote_terminal import RemoteTerminal
+from kubetorch.pod.user_process.remote_terminal import STATEMENT_OUTPUT, RemoteTerminal
 from kubetorch.pod.user_process.tuning import TIMING
 from kubetorch.wire import debugger as wire
 from kubetorch.wire.debugger import Debugging
@@ -302,6 +302,15 @@ class Session(pdb.Pdb):
         self._leave()
         return True
 
+    def default(self, line: str) -> None:
+        """Run a statement; pdb would have all threads of the program print to the terminal."""
+        with STATEMENT_OUTPUT.to(self._terminal):
+            self.stdout = sys.stdout  # which pdb has the statement print to
+            try:
+                super().default(line)
+            finally:
+                self.stdout = self._terminal  # type: ignore[assignment]  # as in `__init__`
+
     def do_run(self, arg: str) -> bool | None:
         """Not for calls: call the function again."""
         self.error("a call cannot be restarted: call the function again")
@@ -315,7 +324,7 @@ class Session(pdb.Pdb):
         # Not `f_locals`, which before Python 3.13 forgets the assignments of this prompt.
         names = {**self.curframe.f_globals, **self.curframe_locals}
         console = _Console(self._terminal, names)
-        with contextlib.redirect_stdout(self._terminal), contextlib.suppress(SystemExit):
+        with STATEMENT_OUTPUT.to(self._terminal), contextlib.suppress(SystemExit):
             console.interact("*interactive*", exitmsg="*exit from interpreter*")
         return None
 

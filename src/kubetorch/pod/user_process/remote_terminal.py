@@ -4,14 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kubetorch.pod.user_process.tuning import LIMITS
 from kubetorch.wire import debugger as wire
 from kubetorch.wire import tuning as wire_tuning
 
+
+class StatementOutput:
+    """`sys.stdout` while statements of debuggers run: a terminal in their threads alone."""
+
+    def __init__(self) -> None:
+        self._terminals: dict[int, RemoteTerminal] = {}
+        self._program_output: Any = sys.stdout
+        self._changing = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as of the stream
+        return getattr(self._terminals.get(threading.get_ident(), self._program_output), name)
+
+    @contextlib.contextmanager
+    def to(self, terminal: RemoteTerminal) -> Iterator[None]:
+        """Have this thread print to a terminal."""
+        thread = threading.get_ident()
+        this: Any = self
+        outer_terminal = self._terminals.get(thread)
+        with self._changing:
+            if sys.stdout is not this:
+                self._program_output = sys.stdout
+            self._terminals[thread] = terminal
+            sys.stdout = this
+        try:
+            yield
+        finally:
+            with self._changing:
+                del self._terminals[thread]
+                if outer_terminal is not None:
+                    self._terminals[thread] = outer_terminal
+                if not self._terminals and sys.stdout is this:
+                    sys.stdout = self._program_output
+
+
+STATEMENT_OUTPUT = StatementOutput()
 _MESSAGE_BYTES = wire_tuning.LIMITS.debug_message_bytes
 
 
