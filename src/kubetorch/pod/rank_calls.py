@@ -57,7 +57,7 @@ from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.debugger import Debugging
-from kubetorch.wire.frames import KUBETORCH, Open, Part, Progress
+from kubetorch.wire.frames import KUBETORCH, OVER, STOPPED, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
@@ -637,16 +637,19 @@ class Run:
         self.sink.on_failing(self._answer)
 
     def name_hanging(self) -> None:
-        """Log once which ranks still run, if the others ended a while ago."""
+        """Log once which ranks still run, if the others and all debuggers ended a while ago."""
         now = asyncio.get_running_loop().time()
+        if self._progressed and any(part.debuggers for part in self._open()):
+            self._progressed = now
         if not self._progressed or now < self._progressed + TIMING.rank_hang_report_seconds:
             return
         self._progressed = 0.0
         names = [part.name for part in self._open()]
         where = ", ".join(names[:5]) + (f" and {len(names) - 5} others" if names[5:] else "")
+        verb = "runs" if len(names) == 1 and names[0].startswith("rank ") else "run"
         if where and self.is_root and not self.is_quiet:
             self.log_line(
-                f"{where} still run, {TIMING.rank_hang_report_seconds:.0f} s after the others "
+                f"{where} still {verb}, {TIMING.rank_hang_report_seconds:.0f} s after the others "
                 "ended; kt stacks shows where they are",
                 "WARNING",
             )
@@ -684,6 +687,8 @@ class RankPart(ABC):
         self.is_over = False
         #: Values of generators that wait for those of the other ranks.
         self.rounds: list[tuple[list[Entry], Payload]] = []
+        #: The sessions of debuggers that have its ranks.
+        self.debuggers: set[str] = set()
 
     @property
     def is_connected(self) -> bool:
@@ -709,6 +714,10 @@ class RankPart(ABC):
         """The values in a payload."""
 
     def on_log(self, line: Line) -> None:
+        if line.debug is not None and line.debug.kind == STOPPED:
+            self.debuggers.add(line.debug.session)
+        elif line.debug is not None and line.debug.kind == OVER:
+            self.debuggers.discard(line.debug.session)
         if not self.run.is_quiet:
             self.run.sink.on_log(line)
 

@@ -38,7 +38,7 @@ from kubetorch.pod.worker_process.worker import CallSink
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values
-from kubetorch.wire.frames import Open, Part, Progress
+from kubetorch.wire.frames import OVER, STOPPED, DebugEvent, Open, Part, Progress
 from kubetorch.wire.messages import LostMember, Member, Members, Regroup, World
 from kubetorch.wire.rank_values import Entry
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, line, make_calls, opening
@@ -380,7 +380,32 @@ def test_a_rank_that_hangs_is_named_once():
         await pause(TIMING.rank_hang_report_seconds + 1)
         [line] = sink.lines
         assert "rank 1 in pod train-0" in line.text
+        assert line.text.startswith("rank 1 in pod train-0 still runs, 10 s after the others ended")
         assert "kt stacks" in line.text
+
+    run(scenario())
+
+
+def test_a_rank_that_stands_in_a_debugger_does_not_hang():
+    async def scenario():
+        pod = Pod(1, processes=3)
+        _, sink = pod.call()
+        worker = pod.workers[1].sink(1)
+
+        def note(kind):
+            worker.on_log(line("")._replace(debug=DebugEvent("s1", kind, "pdb")))
+            sink.lines.clear()
+
+        note(STOPPED)
+        pod.workers[0].give(1, b"0")
+        pod.workers[2].give(1, b"2")
+        await pause(3 * TIMING.rank_hang_report_seconds)
+        assert sink.lines == []
+        note(OVER)
+        await pause(TIMING.rank_hang_report_seconds - 2)
+        assert sink.lines == []
+        await pause(4)
+        assert len(sink.lines) == 1
 
     run(scenario())
 
