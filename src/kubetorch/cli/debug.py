@@ -115,13 +115,13 @@ def _debug_all(
     commands: list[str] | None,
 ) -> None:
     """Debug all these calls together."""
+    labels = terminal.labels_of(stop for stop, _ in stops)
     with contextlib.ExitStack() as stack:
         terminals = {}
         for stop, pod in stops:
             attached = _attach_stopped(services, service, stop, pod)
             stack.callback(attached.leave)
-            label = pod_label(pod.name, stop.rank)
-            terminals[f"{label} {stop.pid}" if label in terminals else label] = attached
+            terminals[labels[stop.session]] = attached
         terminal.TerminalGroup(terminals).run(commands or terminal.commands_of_user())
 
 

@@ -73,6 +73,13 @@ def talk():
     thread.join()
     return "talked"
 
+def in_threads(count):
+    def work(number):
+        breakpoint()
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
+    return "joined"
+
 def in_pool(count):
     def work(number):
         breakpoint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -146,3 +147,26 @@ def test_all_at_the_prompt_of_the_caller_asks_the_other_ranks_too(deployed, call
         program.until(PROMPT)
     program.type("c\n")
     assert "result: [10, 10, 10]" in program.end()
+
+
+def test_all_asks_each_stopped_thread_of_a_process(deployed, caller, stopped):
+    deployed("in_threads")
+    program = caller("f(3)", service="in-threads")
+    program.until(PROMPT)
+    for _ in attempts():  # until all have stopped
+        answers = program.command("all p 'number', number")
+        if answers.count("('number', ") == 3:
+            break
+    assert sorted(re.findall(r"\('number', (\d)\)", answers)) == ["0", "1", "2"]
+    labels = re.findall(r"^\((in-threads-\S+ #\d+)\) ", answers, re.MULTILINE)
+    assert len(set(labels)) == 2
+    program.kill()
+
+    program = stopped("f(3)", service="in-threads")
+    answers = []
+    for _ in attempts():
+        attached = commands.kt("debug", "in-threads", "--all", "-c", "p 'number', number")
+        answers += re.findall(r"\('number', (\d)\)", attached.stdout)
+        if len(answers) == 3:
+            break
+    assert sorted(answers) == ["0", "1", "2"]

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -343,6 +344,7 @@ class CallerTerminals:
         view = session.get_workload(*self._service)
         stops = [(stop, pod) for pod in view.pods for stop in stops_of(session, view, pod)]
         calls = [stop.call for stop, _ in stops if stop.session == debug_session]
+        labels = labels_of(stop for stop, _ in stops)
         terminals = {}
         for stop, pod in stops:
             other = self._terminals.get(stop.session)
@@ -354,8 +356,18 @@ class CallerTerminals:
                 other.find_others = partial(self._others, stop.session)
                 other.collect()  # where it has stopped, which its own prompt shows again
             if other is not None and not other.is_over:
-                terminals[pod_label(pod.name, stop.rank)] = other
+                terminals[labels[stop.session]] = other
         return terminals
+
+
+def labels_of(stops: Iterable[DebugView]) -> dict[str, str]:
+    """The labels of these stops by session; several stops of one process have numbers, too."""
+    labels = {stop.session: pod_label(stop.pod, stop.rank) for stop in stops}
+    counts = Counter(labels.values())
+    return {
+        session: f"{label} #{session.rpartition('-')[2]}" if counts[label] > 1 else label
+        for session, label in labels.items()
+    }
 
 
 def stops_of(session: Session, view: WorkloadView, pod: PodView) -> list[DebugView]:
