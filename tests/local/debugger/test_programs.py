@@ -149,6 +149,32 @@ def test_all_at_the_prompt_of_the_caller_asks_the_other_ranks_too(deployed, call
     assert "result: [10, 10, 10]" in program.end()
 
 
+def test_each_prompt_of_another_rank_says_whose_it_is_and_where(deployed, caller):
+    deployed("price", service="pair", compute=ranks(1, 2))
+    program = caller("f(4)", service="pair")
+    program.until(PROMPT)
+    rank = "'rank ' + __import__('os').environ['RANK']"
+    for _ in attempts():  # until both have stopped
+        answers = program.command(f"all p {rank}")
+        if answers.count("'rank ") == 2:
+            break
+    speaking = re.search(r"rank \d", program.command(f"p {rank}"))[0]
+    for _ in range(8):
+        output = program.command("n")
+        assert output.count("\n-> ") == 1  # each prompt has its position
+        named = re.search(r"kubetorch: \S+ (rank \d) has stopped", output)
+        speaking = named[1] if named else speaking
+        assert f"'{speaking}'" in program.command(f"p {rank}")
+        if named:
+            break
+    assert named
+    program.type("c\n")
+    program.until("has stopped")
+    program.until(PROMPT)
+    program.type("c\n")
+    assert "result: [9, 9]" in program.end()
+
+
 def test_all_asks_each_stopped_thread_of_a_process(deployed, caller, stopped):
     deployed("in_threads")
     program = caller("f(3)", service="in-threads")

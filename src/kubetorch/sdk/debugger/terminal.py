@@ -62,6 +62,8 @@ class DebugTerminal:
         self._is_asking = False
         #: The prompt that waits for a command, after its output was collected.
         self._prompt: str | None = None
+        # Where the program stands, if that was collected.
+        self._position = ""
         #: Finds the other calls that have stopped, by label: `all` takes a command to them.
         self.find_others: Callable[[], Mapping[str, DebugTerminal]] | None = None
         self.is_over = False
@@ -157,6 +159,7 @@ class DebugTerminal:
         try:
             while True:
                 if self._prompt is not None:
+                    _show(self._position)
                     self._ask_for_command(self._prompt)
                 kind, content = self._messages.get()
                 if kind == wire.OUTPUT:
@@ -191,7 +194,10 @@ class DebugTerminal:
         self._is_showing = False
         if size > LIMITS.debug_page_bytes:
             pieces.append(f"\n… of {size} bytes\n".encode())
-        return terminal.visible(b"".join(pieces).decode(errors="replace"))
+        text = terminal.visible(b"".join(pieces).decode(errors="replace"))
+        lines = _POSITION.findall(text)
+        self._position = "".join(f"{line}\n" for line in lines[-2:]) or self._position
+        return text
 
     def _ask_for_command(self, prompt: str) -> None:
         try:
@@ -293,6 +299,8 @@ class CallerTerminals:
         self._session = session
         self._service = service
         self._terminals: dict[str, DebugTerminal] = {}
+        # The session that has asked for a command last; empty before the first one has.
+        self._speaking = ""
         # Sessions to which this program could not attach.
         self._refused: set[str] = set()
 
@@ -317,6 +325,7 @@ class CallerTerminals:
                     return False
                 debug_terminal = self._terminals[debug_session] = self._attach(line, debug_session)
             if not debug_terminal.is_over:
+                self._introduce(line, debug_session)
                 with line_editor(debug_terminal):
                     debug_terminal.interact()
         except KubetorchError as error:
@@ -334,9 +343,16 @@ class CallerTerminals:
         path = routes.debug_terminal(debug_session, is_caller=True)
         debug_terminal = attach(session, view, pod, path)
         debug_terminal.find_others = lambda: self._others(debug_session)
-        label = pod_label(line.pod, line.rank)
-        terminal.say(f"{label} has stopped: c goes on, q ends the debugger")
         return debug_terminal
+
+    def _introduce(self, line: frames.Log, debug_session: str) -> None:
+        """Say whose prompt comes next, unless that was the last one's."""
+        label = pod_label(line.pod, line.rank)
+        if not self._speaking:
+            terminal.say(f"{label} has stopped: c goes on, q ends the debugger")
+        elif self._speaking != debug_session:
+            terminal.say(f"{label} has stopped")
+        self._speaking = debug_session
 
     def _others(self, debug_session: str) -> dict[str, DebugTerminal]:
         """The terminals of the call's other stops, attached if nobody else is."""
