@@ -314,6 +314,18 @@ def test_a_debugger_of_the_user_is_called_instead(deployed):
     assert deployed("price", service="own-debugger", compute=compute)(4) == 9
 
 
+@pytest.mark.parametrize("mode", ["pdb-ui", "dap"])
+def test_a_caller_at_a_terminal_gets_the_command_of_another_debugger(deployed, caller, mode):
+    deployed("plain")
+    program = caller(f"f(4, debug=kt.DebugConfig(mode={mode!r}))", service="plain")
+    program.until(f"kt debug {pod_of(deployed('plain'))} --port 5678 ")
+    program.until(f"--mode {mode}")
+    program.until("waits 300 s for a debugger")
+    assert kt_debug("plain", typed="c\n").returncode == 0
+    assert "result: 5" in program.end()
+    assert PROMPT not in program.output
+
+
 def test_a_page_in_the_browser_has_source_stack_variables_and_a_prompt(deployed, stopped):
     deployed("price")
     program = stopped("f(4)", service="price")

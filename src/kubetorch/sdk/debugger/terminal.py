@@ -308,8 +308,8 @@ class CallerTerminals:
         """Handle what a line says of a debugger; false if the line is to be shown."""
         assert line.debug is not None
         debug_session, kind = line.debug.session, line.debug.kind
-        has_adapter = line.debug.mode == wire.DAP  # which `kt debug --vscode` brings
-        is_here = debug_session not in self._refused and not has_adapter and is_at_terminal()
+        has_prompt = line.debug.mode == "pdb"  # else `kt debug` brings a page or a debug adapter
+        is_here = debug_session not in self._refused and has_prompt and is_at_terminal()
         if kind == frames.OVER:
             debug_terminal = self._terminals.pop(debug_session, None)
             if debug_terminal is None:
