@@ -319,8 +319,10 @@ class StoppedProgram(asyncio.Protocol):
                 return
             for text in (wire.ACTIVATED, self._command):
                 self._note(text, HINT)
-            text = f"stopped at {where}; waits {self._wait:g} s for a debugger{self._wait_problem}"
-            self._note(text, STOPPED)
+            # No caller can attach: such as while a module is imported.
+            elsewhere = " from another terminal" if self._number is None else ""
+            text = f"stopped at {where}; waits {self._wait:g} s for a debugger{elsewhere}"
+            self._note(f"{text}{self._wait_problem}", STOPPED)
             return
         self._note("", STOPPED)
         self._pass_on(wire.STOPPED, wire.encode({"where": where}))

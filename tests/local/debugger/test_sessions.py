@@ -150,7 +150,7 @@ def test_a_stop_says_how_to_attach_and_a_program_that_ends_is_forgotten(sessions
         assert [line.text for line in lines] == [
             debugger.ACTIVATED,
             "kt debug price-0 --port 6000 --namespace ns --mode pdb",
-            "stopped at price.py:3 in price; waits 300 s for a debugger",
+            "stopped at price.py:3 in price; waits 300 s for a debugger from another terminal",
         ]
         writer.close()
         while sessions.views:
