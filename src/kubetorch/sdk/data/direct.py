@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from kubetorch.config import environment
 from kubetorch.datastore import keys
-from kubetorch.datastore.tensors import Array, Contents, Destination, flatten
+from kubetorch.datastore.tensors import Array, Contents, Destination, TensorFile, flatten
 from kubetorch.datastore.transports import cuda_ipc, frames, meeting, plans
 from kubetorch.datastore.transports.cuda_ipc import CudaIpc
 from kubetorch.datastore.transports.frames import Staging
@@ -41,8 +41,18 @@ from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire.transports import Greeting, Offer, Ready, Start, Taken
 
-if TYPE_CHECKING:
-    from kubetorch.sdk.data.tensors import Version
+
+class Version(NamedTuple):
+    """What a put has stored.
+
+    Attributes:
+        manifest: The digest of its manifest.
+        file: The tensors of the putter.
+    """
+
+    key: str
+    manifest: str
+    file: TensorFile
 
 
 class _Process:

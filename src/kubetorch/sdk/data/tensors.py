@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -29,6 +29,7 @@ from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
 from kubetorch.datastore.weights import Place, StoredTensors
 from kubetorch.errors import DataStoreError
 from kubetorch.sdk.data.client import DataClient, ask, find_key, move_undamaged
+from kubetorch.sdk.data.direct import Sink, Version
 from kubetorch.sdk.data.download import no_key
 from kubetorch.sdk.data.peers import Part, Peers, offer
 from kubetorch.sdk.data.progress import Progress
@@ -38,28 +39,12 @@ from kubetorch.sdk.transport.session import Session
 from kubetorch.sdk.tuning import LIMITS
 from kubetorch.wire.data import KeyView, Lifespan, PathKey, PutKey
 
-if TYPE_CHECKING:
-    from kubetorch.sdk.data.direct import Sink
-
 
 class _Blob(NamedTuple):
     """The bytes of a blob, and the place if it is a chunk of tensors."""
 
     content: bytes
     place: Place | None = None
-
-
-class Version(NamedTuple):
-    """What a put has stored.
-
-    Attributes:
-        manifest: The digest of its manifest.
-        file: The tensors of the putter.
-    """
-
-    key: str
-    manifest: str
-    file: TensorFile
 
 
 def put(
