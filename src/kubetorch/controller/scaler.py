@@ -400,7 +400,7 @@ class Scaler:
         pods = use / (settings.share / 100)
         sharing_pods = max(1, load.ready - settings.buffer)
         if abs(pods / sharing_pods - 1) <= LIMITS.scaling_tolerance_percent / 100:
-            return least, (self._tolerance_words, use * 100)
+            return least, (self._tolerance_words, use * 100 / sharing_pods)
         needed = max(1, ceil(pods - _ROUNDING))
         why = (self._load_words, use * 100, needed)
         most = LIMITS.scale_up_factor * max(1, load.ready)
@@ -515,8 +515,8 @@ class Scaler:
     def _tolerance_words(self, use: float) -> str:
         settings = self._settings
         return (
-            f"{settings.metric} use of {use:.0f} % of what a pod asks for is within "
-            f"{LIMITS.scaling_tolerance_percent} % of {settings.target:g} % per pod"
+            f"{settings.metric} use of {use:.0f} % per pod is within "
+            f"{LIMITS.scaling_tolerance_percent} % of the target {settings.target:g} %"
         )
 
     def _burst_words(self, load: float, needed: int) -> str:
@@ -527,10 +527,9 @@ class Scaler:
 
     def _unreported_words(self) -> str:
         settings = self._settings
-        return (
-            f"no pod has reported {settings.metric} for {_duration(settings.window)}: "
-            "the size is held"
-        )
+        observed_end = self._load.observed + settings.window
+        since = "yet" if self._time < observed_end else f"for {_duration(settings.window)}"
+        return f"no pod has reported {settings.metric} {since}: the size is held"
 
     def _no_request_words(self) -> str:
         metric = self._settings.metric

@@ -309,7 +309,7 @@ def test_the_use_of_cpu_is_compared_to_the_request() -> None:
     service.run(30)
     # 6.4 of 2 cores per pod are 320 % for 80 % each; the pods that came have no work.
     assert service.scaler.size == 4
-    assert service.reason.startswith("cpu use of 31")
+    assert service.reason.startswith("cpu use of 79 % per pod")
 
 
 def test_a_use_near_the_target_changes_nothing() -> None:
@@ -317,7 +317,7 @@ def test_a_use_near_the_target_changes_nothing() -> None:
     for agent in service.agents.values():
         agent.calls, agent.memory_bytes = 1, 87
     assert service.run(90) == 2
-    assert "is within 10 % of 80 % per pod" in service.reason
+    assert "% per pod is within 10 % of the target 80 %" in service.reason
     for agent in service.agents.values():
         agent.memory_bytes = 89
     assert service.run(90) == 3
@@ -384,6 +384,13 @@ def test_a_metric_of_the_user_is_summed_over_the_pods() -> None:
     assert service.scaler.size == 4
     assert service.reason == "queue of 40 needs 4 pods at the target 10 per pod"
     assert service.scaler.view(service.now).metrics == {"queue": 40}
+
+
+def test_a_metric_that_nobody_has_reported_yet_holds_the_size() -> None:
+    service = Service(2, metric="queue", target=10, utilization=100)
+    service.run(10)
+    assert service.scaler.size == 2
+    assert service.reason == "no pod has reported queue yet: the size is held"
 
 
 def test_a_metric_that_nobody_has_reported_for_a_window_holds_the_size_and_says_so() -> None:
