@@ -235,7 +235,7 @@ def _choose(
     """The first stop that has these properties, as far as they are not `None`."""
     matching_stops = [(stop, pod) for stop, pod in stops if _has_properties(stop, properties)]
     chosen = matching_stops[0][0] if matching_stops else None
-    other_labels = ", ".join(_label(stop) for stop, _ in stops if stop is not chosen)
+    other_labels = "; ".join(_label(stop) for stop, _ in stops if stop is not chosen)
     if not matching_stops:
         which = "this" if other_labels else "a"
         raise CallRefusedError(
@@ -276,4 +276,5 @@ def _attach_running(
 
 
 def _label(stop: DebugView) -> str:
-    return f"{pod_label(stop.pod, stop.rank)} --port {stop.port}"
+    call = f"{stop.call}, " if stop.call else ""
+    return f"{pod_label(stop.pod, stop.rank)} --port {stop.port}: {call}{stop.where}"

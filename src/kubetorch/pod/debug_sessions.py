@@ -266,7 +266,7 @@ class StoppedProgram(asyncio.Protocol):
         elif kind == wire.STOPPED:
             self._on_stop(printable(str(wire.decode(content).get("where", ""))))
         elif kind == wire.ENDED:
-            self._end(content.decode(errors="replace") or "PDB session ended normally")
+            self._end(content.decode(errors="replace") or wire.LEFT_NORMALLY)
         else:
             if kind == wire.PROMPT and self._worker is not None:
                 self._worker.drain_output()  # what it printed is shown before the prompt
@@ -446,10 +446,11 @@ class StoppedProgram(asyncio.Protocol):
         if self._since:
             if self._worker is not None:
                 self._worker.drain_output()  # what the call printed before
-            self._note(reason, OVER)
+            self._note("" if reason == wire.RUNS_ON else reason, OVER)
         terminal, self._terminal = self._terminal, None
         if terminal is not None:
-            terminal.end(reason)
+            is_silent = reason == wire.RUNS_ON and not terminal.shows_lines
+            terminal.end("" if is_silent else reason)
 
     @property
     def view(self) -> DebugView:

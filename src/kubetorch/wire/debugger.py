@@ -90,6 +90,11 @@ ACTIVATED: Final = (
     "Distributed breakpoint activated. To attach a debugger, run the following command:"
 )
 
+#: The end of a debugger that was left.
+LEFT_NORMALLY: Final = "PDB session ended normally: the call goes on"
+#: The end of a debugger of code outside of calls, which was not left, and may stop again.
+RUNS_ON: Final = "the program goes on"
+
 
 def attach_command(pod: str, port: int, namespace: str, mode: str, host: str = "") -> str:
     """The command that attaches to a stop; programs parse this line."""

@@ -92,6 +92,16 @@ def test_a_stop_that_is_not_to_wait_says_so_and_not_how_to_attach(deployed, stop
     assert "kt debug" not in output
 
 
+def test_stops_of_a_service_are_told_apart_by_call_and_line(deployed, stopped):
+    deployed("price")
+    programs = [stopped(f"f({units})", service="price") for units in (4, 5)]
+    shown = kt_debug("price", typed="c\n").stderr
+    stops = re.findall(r"--port 5678: price \(request (\w+)\), shop/\S+:\d+ in price", shown)
+    assert len(set(stops)) == 2
+    assert kt_debug("price", typed="c\n").returncode == 0
+    assert ["result: " in rest_of(program) for program in programs] == [True, True]
+
+
 def test_a_second_terminal_is_refused_and_learns_who_is_attached(deployed, stopped, terminal):
     deployed("price")
     program = stopped("f(4)", service="price")
@@ -293,6 +303,7 @@ def test_the_status_says_that_a_call_is_stopped_and_how_to_attach(deployed, stop
     assert pod["stopped"] == 1
     stacks = commands.kt("stacks", "price").stdout
     assert stacks.index("stopped in a debugger") < stacks.index(" in price")
+    assert "breakpoints.py" not in stacks
     assert kt_debug("price", typed="c\n").returncode == 0
     assert "result: 9" in rest_of(program)
     until(lambda: "in a debugger" not in commands.kt("status", "price").stdout)

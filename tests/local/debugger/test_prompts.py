@@ -63,6 +63,8 @@ def test_threads_of_a_pool_stop_no_more_once_the_debugger_is_left(deployed, call
         output = program.end()
         assert "result: 190" in output
         assert output.count(PROMPT) == 2
+        normal_end = "PDB session ended normally: the call goes on"
+        assert output.count("PDB session") == output.count(normal_end) == (leave == "q\n")
 
 
 def test_each_stop_of_a_call_has_its_prompt(deployed, caller):

@@ -182,8 +182,9 @@ class Session(pdb.Pdb):
         super().interaction(frame, traceback)
         if self._terminal.is_over:
             self._leave()
-        elif self._call is None and not self._is_tracing:
+        elif self._call is None and not self._is_tracing and not self.is_over:
             self.is_over = True  # nothing says when code outside of calls ends
+            self._reason = wire.RUNS_ON
         elif not self.is_over:
             self._terminal.send(wire.RUNS)
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import kubetorch
 from kubetorch.lib import memory, processes
 from kubetorch.pod import user_process
 from kubetorch.pod.tuning import LIMITS, TIMING
@@ -34,7 +35,10 @@ _STATES = {
 }
 _FILE = re.compile(r'^  File "(.*)", line ')
 #: Frames of a debugger, which the user's frames have called in a thread that has stopped.
-_DEBUGGER = re.compile(rf'^  File "{re.escape(LIBRARY_FOLDER)}(debugger|remote_terminal)\.py", ')
+_DEBUGGER = re.compile(
+    rf'^  File "({re.escape(LIBRARY_FOLDER)}(debugger|remote_terminal)'
+    rf'|{re.escape(str(Path(kubetorch.__file__).parent))}/sdk/debugger/breakpoints)\.py", '
+)
 #: The frame of a thread that waits until another one stops.
 _STOPPING = " in _stop_thread"
 #: The frame of a thread that runs, and looks whether it is the one that is to stop.
