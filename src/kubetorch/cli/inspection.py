@@ -9,7 +9,7 @@ import contextlib
 import json
 import keyword
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -81,13 +81,25 @@ def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = Fal
     if as_json:
         output.value(views.service_json(service))
         return
-    show(service, output)
+    show(service, output, _debugger_users(services, service))
     failed = [call for call in services.calls_of(service.spec.name) if call.state == "failed"]
     for call in [call for call in failed if call.is_replayable][:_SHOWN_FAILURES]:
         output.report(f"{call.callable} failed {views.age(call.started)} ago: kt replay {call.id}")
 
 
-def show(service: WorkloadView, output: Output) -> None:
+def _debugger_users(services: Services, service: WorkloadView) -> list[str]:
+    """The users whose terminals are attached to stopped calls of a service."""
+    from kubetorch.sdk.debugger import terminal  # noqa: PLC0415  # where a call has stopped alone
+
+    users = []
+    for pod in service.pods:
+        with contextlib.suppress(KubetorchError):
+            stops = terminal.stops_of(services.session, service, pod) if pod.stopped else []
+            users += [stop.user for stop in stops if stop.user]
+    return users
+
+
+def show(service: WorkloadView, output: Output, debugger_users: Sequence[str] = ()) -> None:
     """Show a line about the service, the table of its pods, and its failure, if it failed."""
     ready, pods = views.ready_pods(service), service.pods_wanted or len(service.pods)
     waiting = sum(pod.queue.waiting for pod in service.pods if pod.queue is not None)
@@ -110,7 +122,7 @@ def show(service: WorkloadView, output: Output) -> None:
         output.table(views.pod_cells(service), dispensable=views.DISPENSABLE_POD_COLUMNS)
     for line, is_waiting in views.queue_lines(service, time.time()):
         output.report(line, "yellow" if is_waiting else "plain")
-    if stopped := views.stopped_line(service):
+    if stopped := views.stopped_line(service, debugger_users):
         output.report(stopped, "yellow")
     show_decisions(service, output, most=_SHOWN_DECISIONS)
     for line in views.lost_lines(service):

@@ -268,12 +268,14 @@ def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
     return lines
 
 
-def stopped_line(service: WorkloadView) -> str:
-    """How many programs have stopped in a debugger, and how to attach; empty without any."""
+def stopped_line(service: WorkloadView, users: Sequence[str] = ()) -> str:
+    """How many programs have stopped, and these users or how to attach; empty without any."""
     count = sum(pod.stopped for pod in service.pods)
     if not count:
         return ""
     calls = "1 call is" if count == 1 else f"{count} calls are"
+    if len(users) >= count:
+        return f"{calls} stopped in a debugger of {', '.join(users)}"
     return f"{calls} stopped in a debugger: kt debug {service.spec.name} attaches"
 
 

@@ -107,6 +107,7 @@ def test_a_second_terminal_is_refused_and_learns_who_is_attached(deployed, stopp
     program = stopped("f(4)", service="price")
     attached = terminal("kt", "debug", "price")
     attached.until(PROMPT)
+    assert "1 call is stopped in a debugger of " in commands.kt("status", "price").stdout
     refused = kt_debug("price")
     assert refused.returncode == 1
     assert re.search(r"\S+@\S+ has been attached to this debugger since \d\d:\d\d", refused.stderr)

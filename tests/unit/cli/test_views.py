@@ -116,6 +116,8 @@ def test_the_line_about_stopped_calls_says_how_to_attach():
     stopped_pod = replaced(POD, stopped=1)
     line = views.stopped_line(replaced(SERVICE, pods=(stopped_pod,)))
     assert line == "1 call is stopped in a debugger: kt debug train attaches"
+    line = views.stopped_line(replaced(SERVICE, pods=(stopped_pod,)), ["ann@desk"])
+    assert line == "1 call is stopped in a debugger of ann@desk"
     line = views.stopped_line(replaced(SERVICE, pods=(stopped_pod, stopped_pod)))
     assert line == "2 calls are stopped in a debugger: kt debug train attaches"
 
