@@ -97,7 +97,8 @@ def stacks(
     """Show what the workers of a service do at this moment.
 
     Of each thread that runs code of the user, the stack is shown, most recent call first. Workers
-    answer while they hold the interpreter, too. What an `async def` awaits is not shown.
+    answer while they hold the interpreter, too. What an `async def` awaits is not shown. Of an app,
+    each Python process is shown, with all of its threads.
     """
     output = Output(as_json=as_json)
     services = Services(namespace, output)

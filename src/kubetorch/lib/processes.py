@@ -63,6 +63,16 @@ def state(pid: int) -> str | None:
         return None
 
 
+def catches(pid: int, number: int) -> bool:
+    """True if a process has a handler for a signal; false where the system cannot tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = status.partition("\nSigCgt:")[2].partition("\n")[0]
+    return bool(int(mask or "0", 16) >> (number - 1) & 1)
+
+
 def ticks_used(pid: int) -> int | None:
     """Processor time of a process and of its children that have ended; `None` if unknown."""
     try:

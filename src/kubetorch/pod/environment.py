@@ -36,9 +36,11 @@ from kubetorch.config.environment import (
 from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.pod import rank_environment
+from kubetorch.pod.apps import stacks
 from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.loader import CHILDREN_FOLDER
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs import quantity
 from kubetorch.specs.callable import APP_PORT
@@ -63,6 +65,9 @@ METRICS = "metrics"
 DEBUGGER = "debugger"
 #: In the folder of the pod: what its programs publish of the data store.
 PUBLICATIONS = "publications"
+
+#: In the folder of the pod: the stacks of a process of its app.
+STACKS = "stacks"
 
 #: In the folder of the pod: values of calls that cannot travel.
 VALUES = "values"
@@ -347,6 +352,10 @@ def app_run(
         raise SpecError(f"{spec.name} is no app")
     env = shell_environ(prepared, spec, pod, code)
     env.setdefault(*protocol.BREAKPOINT)
+    stacks_file = str(Path(pod.root, STACKS))
+    if protocol.STACKS is not None and sys.platform == "linux":
+        env[stacks.VARIABLE] = f"{int(protocol.STACKS)}:{stacks_file}"
+        env["PYTHONPATH"] = os.pathsep.join((CHILDREN_FOLDER, *_entries(env["PYTHONPATH"])))
     port, command = app.port, app.command
     if port is not None:
         if own_port is not None or "PORT" not in dict(spec.compute.env_vars):
@@ -368,6 +377,7 @@ def app_run(
         port=port,
         folder=str(folder),
         env=env,
+        stacks_file=stacks_file,
         concurrency=spec.compute.concurrency_of(1),
         max_queue=spec.compute.max_queue or MOST_WAITING,
         is_balanced=spec.compute.is_balanced,

@@ -32,6 +32,8 @@ from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.http1 import AnswerReader, encoded, request_head
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.lib.tasks import cancel_all
+from kubetorch.pod.apps import stacks
+from kubetorch.pod.apps.stacks import AppStacksFile
 from kubetorch.pod.logs import Line, LogPipe
 from kubetorch.pod.slots import Slots, Start, Ticket
 from kubetorch.pod.tuning import LIMITS, TIMING
@@ -39,7 +41,7 @@ from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.wire import routes
-from kubetorch.wire.messages import AppView, QueueView
+from kubetorch.wire.messages import AppView, QueueView, WorkerStacks
 
 #: The number that a shell adds to the signal that ended its command.
 _SIGNALLED = 128
@@ -66,6 +68,7 @@ class AppRun(msgspec.Struct, frozen=True):
     port: int | None
     folder: str
     env: Mapping[str, str]
+    stacks_file: str = ""
     #: Requests that it gets at once, and that may wait.
     concurrency: int | None = None
     max_queue: int = MOST_WAITING
@@ -175,6 +178,7 @@ class AppProcess(msgspec.Struct, eq=False, dict=True):
         self.is_stopping = False
         self._is_settled = self.ended is not None
         self._last: deque[str] = deque(maxlen=LIMITS.app_error_lines)
+        self._stacks = AppStacksFile(self.app_run.stacks_file)
         self._exited = asyncio.Event()
         self._is_out_of_time = asyncio.Event()
         self._exiting: asyncio.Task[None] | None = None
@@ -253,6 +257,17 @@ class AppProcess(msgspec.Struct, eq=False, dict=True):
             return self.ended.view
         state = "running" if self._is_settled else "starting"
         return AppView(state=state, pid=self.pid, started=self.started)
+
+    async def stacks(self) -> list[WorkerStacks]:
+        """The stacks of each of its Python processes, or why there are none."""
+        pids = [pid for pid in await self._find(processes.members) if self._stacks.answers(pid)]
+        texts = [(pid, await self._stacks.ask(pid)) for pid in sorted(pids)]
+        if not texts:
+            reason = f"no Python of the app answers; {stacks.way_out(self.pid)}"
+            texts = [(self.pid, reason)]
+        return [
+            WorkerStacks(self.pod_name, pid, self.generation, None, text) for pid, text in texts
+        ]
 
     async def wait(self) -> None:
         """Wait until the app has ended, and all of its output was read."""

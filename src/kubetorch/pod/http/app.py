@@ -354,6 +354,8 @@ class App(msgspec.Struct, eq=False, kw_only=True, dict=True):
         rank = _number(text) if text else None
         workers = [worker for worker in self.workers.alive if rank in (None, worker.rank)]
         stacks = await asyncio.gather(*(worker.stacks() for worker in workers))
+        if rank is None:
+            stacks += [view for app in self.apps.alive for view in await app.stacks()]
         await respond.answer(
             200, messages.encode(sorted(stacks, key=lambda stack: stack.rank or 0))
         )
