@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient.exceptions import CellExecutionError
 
 import notebooks
@@ -97,6 +98,33 @@ def test_a_traceback_of_a_cell_has_the_lines_of_the_user_alone(notebook, source)
     assert "run_cell_magic" in text  # the cell itself
     for ours in ("cell.py", "cell_magic.py", "remote.py", "caller.py", "interactiveshell.py"):
         assert ours not in text, text
+
+
+@pytest.mark.parametrize("head", ["%%kt --cpus 0.1\n", ""])
+def test_a_cell_that_stops_is_debugged_in_the_notebook(folder, service, head):
+    manager, client = start_new_kernel(cwd=str(folder))
+    commands, prompts, shown = iter(["p total", "c"]), [], []
+
+    def answer(message):
+        prompts.append(message["content"]["prompt"])
+        client.input(next(commands))
+
+    def run(source):
+        options = {"allow_stdin": True, "stdin_hook": answer, "output_hook": shown.append}
+        return client.execute_interactive(source, timeout=90, **options)["content"]["status"]
+
+    try:
+        assert run(LOAD) == "ok"
+        if not head:
+            assert run(f"{notebooks.DEPLOY}\ndef f():\n    total = 3\n    breakpoint()\n") == "ok"
+        assert run(f"{head}total = 3\nbreakpoint()" if head else "deployed(f)()") == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert len(prompts) == 2
+    text = "".join(message["content"].get("text", "") for message in shown)
+    assert "c goes on, q ends the debugger" in text
+    assert re.search(r"^3$", text, re.MULTILINE), text
 
 
 REFUSED = """

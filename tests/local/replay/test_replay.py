@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -381,9 +382,35 @@ def test_at_a_terminal_a_replay_stops_where_the_error_was_raised(jobs):
         assert stopped.status == 1
     finally:
         stopped.close()
+    lines = ("import kubetorch as kt", "kt.config.post_mortem = True")
+    code = "\n".join((*lines, f"kt.calls.get({handle.id!r}).replay()"))
+    program = TerminalProgram([sys.executable, "-c", code])
+    try:
+        assert "post-mortem: ValueError: diverged at 0.5 with 7" in program.until(PROMPT)
+        program.type("q\n")
+        assert "diverged at 0.5 with 7" in program.end().split("q\n")[-1]
+    finally:
+        program.close()
     plain = TerminalProgram(["kt", "replay", handle.id, "--no-debugger"])
     try:
         assert PROMPT not in plain.end()
         assert plain.status == 1
     finally:
         plain.close()
+
+
+def test_a_deploy_says_once_that_failed_calls_keep_their_arguments(jobs, project, tmp_path):
+    code = "\n".join(
+        (
+            f"import sys; sys.path.insert(0, {str(project.folder)!r})",
+            f"import kubetorch as kt, {jobs.__name__} as jobs",
+            "kt.fn(jobs.train, name='announced').to(kt.Compute(cpus='0.1'))",
+        )
+    )
+    first, second = (
+        commands.python("-c", code, KT_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2)
+    )
+
+    assert first.stderr.count("calls that fail keep their arguments for 7 days") == 1
+    assert "KT_RECORD=none" in first.stderr
+    assert "keep their arguments" not in second.stderr
