@@ -1165,10 +1165,13 @@ class IdleWatch:
             self._is_announced = False
             return
         notice_seconds = self._notice_seconds()
+        delay = seconds_left
         if seconds_left > notice_seconds:
             self._is_announced = False
-            seconds_left -= notice_seconds
-        self._timer = self._clock.call_later(seconds_left, self._check)
+            delay -= notice_seconds
+        elif not self._is_announced:
+            delay = 0.0  # something else was done when it was due
+        self._timer = self._clock.call_later(delay, self._check)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -63,8 +63,10 @@ def test_threads_of_a_pool_stop_no_more_once_the_debugger_is_left(deployed, call
         output = program.end()
         assert "result: 190" in output
         assert output.count(PROMPT) == 2
+        # The caller may be interrupted before the pod has said that the debugger is left.
         normal_end = "PDB session ended normally: the call goes on"
-        assert output.count("PDB session") == output.count(normal_end) == (leave == "q\n")
+        assert output.count("PDB session") == output.count(normal_end)
+        assert output.count(normal_end) in ((1,) if leave == "q\n" else (0, 1))
 
 
 def test_each_stop_of_a_call_has_its_prompt(deployed, caller):

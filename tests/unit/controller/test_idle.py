@@ -110,6 +110,18 @@ def test_the_end_is_announced_once_unless_a_call_comes_in_between() -> None:
     assert watched.idle == 1
 
 
+def test_the_end_is_announced_also_when_a_pod_reports_as_it_is_due() -> None:
+    watched = Watched()
+    watched.watch.update()
+    watched.watch.close()  # as where the timer comes late
+    watched.clock.advance(41.0)
+    watched.watch.update()
+    watched.clock.advance(0.0)
+    assert watched.announced == [19.0]
+    watched.clock.advance(19.0)
+    assert watched.idle == 1
+
+
 def test_a_closed_watch_notices_nothing() -> None:
     watched = Watched()
     watched.watch.update()
