@@ -22,6 +22,7 @@ class ObjectServer:
         refusals: Answers of the next writes, first: status and reason.
         is_away: Whether every request is cut off.
         loses_answers: Whether writes have their effect, and no answer.
+        answers_late: Whether watches hear of a write before who wrote it does.
     """
 
     def __init__(self, *kinds: tuple[str, str, str]) -> None:
@@ -29,7 +30,7 @@ class ObjectServer:
         self.writes: list[tuple[str, str, Any]] = []
         self.refusals: list[tuple[int, str]] = []
         self.is_away = False
-        self.loses_answers = False
+        self.loses_answers = self.answers_late = False
         self._kinds = kinds
         self._versions = itertools.count(1)
         self._watchers: set[_Watcher] = set()
@@ -172,6 +173,8 @@ class ObjectServer:
             answer = self.put(collection, updated)
         if self.loses_answers:
             exchange.cut()
+        elif self.answers_late:
+            asyncio.get_running_loop().call_later(0.05, exchange.answer, status, answer)
         else:
             exchange.answer(status, answer)
 

@@ -74,14 +74,20 @@ class World:
         return self.server.objects[TEAM, "f"]
 
     @property
+    def events(self) -> list[dict[str, Any]]:
+        return [body for _, path, body in self.server.writes if path.endswith("/events")]
+
+    @property
     def statuses(self) -> list[dict[str, Any]]:
         """Each status that was written."""
         return [body[-1]["value"] for _, path, body in self.server.writes if "/status" in path]
 
 
-def run(body: Callable[[World], Awaitable[None]]) -> None:
+def run(body: Callable[[World], Awaitable[None]], *more_kinds: tuple[str, str, str]) -> None:
     async def main() -> None:
-        server = ObjectServer((WORKLOADS.api_version, WORKLOADS.plural, WORKLOADS.kind))
+        server = ObjectServer(
+            (WORKLOADS.api_version, WORKLOADS.plural, WORKLOADS.kind), *more_kinds
+        )
         async with (
             FakeApiServer(server) as listening,
             Client(listening.access(), patience=0.0, variables={}) as client,
@@ -163,6 +169,17 @@ def test_many_changes_of_a_status_are_written_once_a_second() -> None:
             assert len(world.statuses) <= 1 + (time.monotonic() - begun)
 
     run(body)
+
+
+def test_a_status_is_an_event_also_where_the_watch_is_faster_than_the_answer() -> None:
+    async def body(world: World) -> None:
+        world.server.answers_late = True
+        async with world.state() as state:
+            await deploy(state)
+            await until(lambda: len(world.events) == 2)
+        assert [event["reason"] for event in world.events] == ["Deployed", "Creating"]
+
+    run(body, ("v1", "events", "Event"))
 
 
 def test_the_last_status_is_written_when_the_controller_stops() -> None:

@@ -612,6 +612,8 @@ class KubernetesState:
 
     async def _carry_out(self, entry: _Entry, step: Step) -> None:
         pending = entry.pending
+        # Now: the watch may bring the change before its answer comes.
+        object_before = pending.server_object
         try:
             async with self._writers:
                 answer = await self._send(pending, step)
@@ -626,7 +628,7 @@ class KubernetesState:
         entry.failure = None
         is_read = isinstance(step, Read)
         if answer is not None and not is_read:
-            self._report(resource.event(pending.server_object, answer, time.time()))
+            self._report(resource.event(object_before, answer, time.time()))
         if pending.observe(answer) if is_read else pending.written(step, answer, self._clock()):
             self._deleted_elsewhere(pending.namespace, pending.name)
 
