@@ -282,7 +282,12 @@ def test_what_the_function_prints_is_shown_and_without_a_debugger_no_breakpoint_
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_replay_that_is_ended_leaves_no_service(jobs, number):
     handle = failed_call(deploy(jobs.train, name="ended"), jobs.Model(7))
-    stopped = TerminalProgram(["kt", "replay", handle.id])
+    # Tests that nohup runs, and what they start, ignore a hangup.
+    earlier_handler = signal.signal(number, signal.SIG_DFL)
+    try:
+        stopped = TerminalProgram(["kt", "replay", handle.id])
+    finally:
+        signal.signal(number, earlier_handler)
     try:
         stopped.until(PROMPT)
         names = [spec.name for spec in replay_services() if handle.id[:8] in spec.name]
