@@ -102,8 +102,8 @@ def replay(  # noqa: PLR0913  # the documented options
 
 def _end(number: int, _: object) -> None:
     """End, and delete the service of the replay before that."""
-    for other in _ENDS:  # a closed terminal sends more than one
-        signal.signal(other, signal.SIG_IGN)
+    for end_signal in _ENDS:  # a closed terminal sends more than one
+        signal.signal(end_signal, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

@@ -314,8 +314,10 @@ class Windows:
             window = self._open(windows, now)
         window.questions[join.participant] = now, join
         if window.offers is None and window.is_met(now):
-            joins = (question for _, question in window.questions.values())
-            window.offers = {each.participant: each.offer for each in joins if each.offer}
+            questions = [question for _, question in window.questions.values()]
+            window.offers = {
+                question.participant: question.offer for question in questions if question.offer
+            }
         return WindowView(window.offers is not None, len(window.questions), window.offers or {})
 
     def _open(self, windows: list[_Window], now: float) -> _Window:

@@ -49,7 +49,7 @@ class Timing(Table):
     greeting_seconds: float = 1.0
     #: A putter waits for its getters to come and to have their memory: they hear of the end of the
     #: window within a fraction of a second, and ask the store for the version.
-    meeting_seconds: float = 15.0
+    rendezvous_seconds: float = 15.0
     #: A transport that moves nothing for so long is given up: a frame takes 20 s at 3 MB/s, and a
     #: communicator of many members some seconds to form.
     transport_silence_seconds: float = 20.0
@@ -186,7 +186,7 @@ class Limits(Table):
     #: Communicators that a process keeps: each takes memory of its GPU.
     process_groups: int = 4
     #: A line between a putter and a getter; the largest describes the memory of a GPU.
-    meeting_message_bytes: int = 64 * 1024
+    rendezvous_message_bytes: int = 64 * 1024
 
     # ------------------------------------------------------------------------------------ slots
     #: Slots that stay: the slot that serves, and a slot for the next generation.

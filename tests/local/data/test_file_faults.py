@@ -220,14 +220,14 @@ def test_a_get_says_that_it_waits_for_a_controller_that_does_not_answer(
             )
         )
         getter.start()
-        said = ""
+        errors = ""
 
-        def has_said() -> bool:
-            nonlocal said
-            said += capfd.readouterr().err
-            return "the data store does not answer yet; waiting for the controller\n" in said
+        def has_reported_the_wait() -> bool:
+            nonlocal errors
+            errors += capfd.readouterr().err
+            return "the data store does not answer yet; waiting for the controller\n" in errors
 
-        wait_until(has_said)
+        wait_until(has_reported_the_wait)
         relay.release()
         getter.join(60)
         session.close()

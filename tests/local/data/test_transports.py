@@ -116,7 +116,7 @@ def test_threads_of_a_process_are_members_of_their_own(members: list[Member]) ->
             with ThreadPoolExecutor(3) as pool:
                 gets = [pool.submit(get, "threads", 3) for _ in range(2)]
                 kt.put("threads", src=weights({seed}), broadcast=window(3))
-                answer = [is_version(each.result(), {seed}) for each in gets]
+                answer = [is_version(pending.result(), {seed}) for pending in gets]
             """
         )
         assert member.answer() == [True, True]
@@ -185,7 +185,7 @@ def test_who_does_not_find_the_putter_gets_it_from_the_store(members: list[Membe
 
 
 @pytest.mark.faults
-def test_a_getter_that_died_before_the_meeting_is_left_out(
+def test_a_getter_that_died_before_the_rendezvous_is_left_out(
     members: list[Member], victim: Member
 ) -> None:
     putter, getter, _ = members
@@ -245,7 +245,7 @@ def test_getters_of_a_putter_that_dies_get_it_from_the_store(
         version = tensors.put(backend.session(), "default", "widow", weights(1), progress)
         source = direct.Source(backend.session(), version, is_packed=False)
         plan = direct.plans.plan(wait("widow", 3, source).offers, "widow")
-        links = direct.meeting.gather(source._listener, plan.offer.token, plan.getters)
+        links = direct.rendezvous.gather(source._listener, plan.offer.token, plan.getters)
         answer = len(links)
         """
     )

@@ -34,15 +34,20 @@ def test_a_breakpoint_gives_the_caller_a_prompt_and_c_goes_on(deployed, caller, 
     assert "p units, each, total" in history.read_text()
 
 
+def leave_debugger(program, leave):
+    """Answer a prompt by keys, or by Ctrl-C."""
+    if leave == "\x03":
+        program.interrupt()
+    else:
+        program.type(leave)
+
+
 @pytest.mark.parametrize("leave", ["q\n", "\x03", "\x04"])
 def test_q_ctrl_c_and_ctrl_d_end_the_debugger_and_the_call_goes_on(deployed, caller, leave):
     deployed("lines")
     program = caller("f(3)", service="lines")
     program.until(PROMPT)
-    if leave == "\x03":
-        program.interrupt()
-    else:
-        program.type(leave)
+    leave_debugger(program, leave)
     output = program.end()
     assert "result: 3" in output
     assert output.count(PROMPT) == 1
@@ -56,10 +61,7 @@ def test_threads_of_a_pool_stop_no_more_once_the_debugger_is_left(deployed, call
         program.until(PROMPT)
         program.type("c\n")
         program.until(PROMPT)
-        if leave == "\x03":
-            program.interrupt()
-        else:
-            program.type(leave)
+        leave_debugger(program, leave)
         output = program.end()
         assert "result: 190" in output
         assert output.count(PROMPT) == 2

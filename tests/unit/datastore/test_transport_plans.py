@@ -16,7 +16,7 @@ def cuda(number: int, *readable: int, host: str = "a", manifest: str = "") -> Of
         manifest=manifest,
         device="cuda",
         device_id=f"gpu{number}",
-        readable_ids=tuple(f"gpu{other}" for other in (number, *readable)),
+        readable_ids=tuple(f"gpu{index}" for index in (number, *readable)),
         host=host,
     )
 

@@ -152,8 +152,8 @@ def object_labels(content: Content) -> dict[str, str]:
 
 def spec(content: Content) -> Object:
     wanted_generation = _wanted_generation(content)
-    wanted = wanted_generation.number
-    earlier = [generation for generation in content.generations if generation.number != wanted]
+    number = wanted_generation.number
+    earlier = [generation for generation in content.generations if generation.number != number]
     spec_fields = {
         **_generation_fields(wanted_generation),
         "deployedAt": _timestamp(content.record.updated),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kubetorch.datastore.transports.meeting import Link
+from kubetorch.datastore.transports.rendezvous import Link
 from kubetorch.datastore.transports.transport import Frame
 from kubetorch.datastore.tuning import TIMING
 from kubetorch.errors import DataStoreError
@@ -61,9 +61,9 @@ def readable_ids(index: int) -> tuple[str, ...]:
     """The devices whose memory a device of this process can read, itself included."""
     cuda = sys.modules["torch"].cuda
     return tuple(
-        device_id(other)
-        for other in range(cuda.device_count())
-        if other == index or cuda.can_device_access_peer(index, other)
+        device_id(peer_index)
+        for peer_index in range(cuda.device_count())
+        if peer_index == index or cuda.can_device_access_peer(index, peer_index)
     )
 
 

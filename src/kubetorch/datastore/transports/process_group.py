@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kubetorch.config import environment
-from kubetorch.datastore.transports.meeting import Link
+from kubetorch.datastore.transports.rendezvous import Link
 from kubetorch.datastore.transports.transport import Frame
 from kubetorch.datastore.tuning import LIMITS, TIMING
 from kubetorch.errors import DataStoreError
@@ -126,7 +126,7 @@ def _tcp_store(address: str, listener: int | None = None) -> Any:  # noqa: ANN40
         host,
         int(port),
         is_master=listener is not None,
-        timeout=datetime.timedelta(seconds=TIMING.meeting_seconds),
+        timeout=datetime.timedelta(seconds=TIMING.rendezvous_seconds),
         wait_for_workers=False,
         master_listen_fd=listener,
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from kubetorch.datastore.transports.meeting import Link
+from kubetorch.datastore.transports.rendezvous import Link
 from kubetorch.datastore.tuning import TIMING
 from kubetorch.errors import DataStoreError, KubetorchError
 

@@ -24,12 +24,12 @@ from msgspec.structs import replace
 from kubetorch.config import environment
 from kubetorch.datastore import keys
 from kubetorch.datastore.tensors import Array, Contents, Destination, TensorFile, flatten
-from kubetorch.datastore.transports import cuda_ipc, frames, meeting, plans
+from kubetorch.datastore.transports import cuda_ipc, frames, plans, rendezvous
 from kubetorch.datastore.transports.cuda_ipc import CudaIpc
 from kubetorch.datastore.transports.frames import Staging
-from kubetorch.datastore.transports.meeting import Link
 from kubetorch.datastore.transports.plans import Plan
 from kubetorch.datastore.transports.process_group import ProcessGroups
+from kubetorch.datastore.transports.rendezvous import Link
 from kubetorch.datastore.transports.transport import FAILURES, Device, Transfer, Transport
 from kubetorch.datastore.tuning import TIMING as STORE_TIMING
 from kubetorch.datastore.weights import StoredTensors
@@ -113,7 +113,7 @@ class Source:
         links: dict[str, Link] = {}
         try:
             assert self._listener is not None
-            links = meeting.gather(self._listener, plan.offer.token, plan.getters)
+            links = rendezvous.gather(self._listener, plan.offer.token, plan.getters)
             self._send(plan, links)
         except FAILURES as error:
             _say(self._version.key, "getters get it from the store", error)
@@ -137,7 +137,7 @@ class Source:
         try:
             for transfer in transfers:
                 transfer.wait(grouped)
-            meeting.await_taken(links.values())
+            rendezvous.await_taken(links.values())
         except BaseException:
             if group is not None:
                 group.abort()
@@ -202,7 +202,7 @@ class Sink:
                 raise DataStoreError("another process has the same GPU")
             if members.participant in plan.getters:
                 self._plan = plan
-                self._link = meeting.connect(plan.offer.address)
+                self._link = rendezvous.connect(plan.offer.address)
                 names = _PROCESS.groups.names(_kind(self._device))
                 self._link.send(Greeting(plan.offer.token, members.participant, tuple(names)))
         except TimeoutError as error:
@@ -235,7 +235,7 @@ class Sink:
     def _received(self, link: Link, stored: StoredTensors) -> Staging:
         staging = Staging(stored, self._device)
         link.send(Ready())
-        start = link.receive(Start, 2 * STORE_TIMING.meeting_seconds)
+        start = link.receive(Start, 2 * STORE_TIMING.rendezvous_seconds)
         incoming = staging.frames(is_packed=start.is_packed)
         if start.transport == "cuda_ipc":
             Transfer(CudaIpc([link]).receive(incoming)).wait()

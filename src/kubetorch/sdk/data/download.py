@@ -222,7 +222,7 @@ class Download:
         """
         if type(error) is not DataStoreError:
             return error
-        digests = {digest for each in blobs.values() for digest in each}
+        digests = {digest for file_digests in blobs.values() for digest in file_digests}
         try:
             question = dict.fromkeys(digests, 0)
             missing = ask(self._session, self._namespace, lambda client: client.missing(question))

@@ -47,12 +47,12 @@ class Link:
         end = time.monotonic() + seconds
         while b"\n" not in self._buffer:
             self._connection.settimeout(max(end - time.monotonic(), 0.001))
-            piece = self._connection.recv(LIMITS.meeting_message_bytes)
+            piece = self._connection.recv(LIMITS.rendezvous_message_bytes)
             if not piece:
                 raise _closed()
             self._buffer += piece
-            if len(self._buffer) > LIMITS.meeting_message_bytes:
-                raise ProtocolError("a message of a meeting is too long")
+            if len(self._buffer) > LIMITS.rendezvous_message_bytes:
+                raise ProtocolError("a message of a rendezvous is too long")
         line, _, self._buffer = self._buffer.partition(b"\n")
         return messages.decode(kind, line)
 
@@ -88,8 +88,8 @@ def connect(address: str) -> Link:
 
 
 def gather(listener: socket.socket, token: str, getters: Collection[str]) -> dict[str, Link]:
-    """The getters that have come and are ready within `meeting_seconds`."""
-    end = time.monotonic() + TIMING.meeting_seconds
+    """The getters that have come and are ready within `rendezvous_seconds`."""
+    end = time.monotonic() + TIMING.rendezvous_seconds
     links: dict[str, Link] = {}
     try:
         while len(links) < len(getters) and (seconds := end - time.monotonic()) > 0:
