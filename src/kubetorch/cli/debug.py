@@ -153,7 +153,7 @@ def _serve_page(attached: terminal.DebugTerminal, output: Output) -> None:
         with contextlib.ExitStack() as stack:
             if environment.opens_browser():
                 stack.enter_context(browser(page.url))
-            page.is_over.wait()
+            page.wait()
     finally:
         page.close()
 

@@ -338,38 +338,85 @@ def test_a_caller_at_a_terminal_gets_the_command_of_another_debugger(deployed, c
     assert PROMPT not in program.output
 
 
-def test_a_page_in_the_browser_has_source_stack_variables_and_a_prompt(deployed, stopped):
-    deployed("price")
-    program = stopped("f(4)", service="price")
-    page = subprocess.Popen(
-        ["kt", "debug", "price", "--mode", "pdb-ui"],
-        env={**os.environ, "KT_NO_BROWSER": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    url = next(match[0] for line in page.stdout if (match := re.search(r"http://\S+", line)))
-    base, token = url.split("/?token=")
+class Page:
+    """The page of `kt debug NAME --mode pdb-ui`."""
 
-    def post(line, **headers):
-        headers = {"X-Kubetorch-Token": token, **headers}
-        request = urllib.request.Request(f"{base}/command", line.encode(), headers)
+    def __init__(self, name):
+        self.process = subprocess.Popen(
+            ["kt", "debug", name, "--mode", "pdb-ui"],
+            env={**os.environ, "KT_NO_BROWSER": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        matches = (re.search(r"http://\S+", line) for line in self.process.stdout)
+        self.url = next(match[0] for match in matches if match)
+        self.base, self._token = self.url.split("/?token=")
+
+    def post(self, line, **headers):
+        headers = {"X-Kubetorch-Token": self._token, **headers}
+        request = urllib.request.Request(f"{self.base}/command", line.encode(), headers)
         with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
             return json.load(answer)
 
-    with urllib.request.urlopen(url, timeout=DEADLINE) as answer:
+    def end(self):
+        self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode
+
+
+@pytest.fixture
+def page_of():
+    """Opens the page of a service whose call has stopped."""
+    pages = []
+
+    def open_page(name):
+        pages.append(Page(name))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        page.process.kill()
+        page.process.communicate()
+
+
+def test_a_page_in_the_browser_has_source_stack_variables_and_a_prompt(deployed, stopped, page_of):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    page = page_of("price")
+    with urllib.request.urlopen(page.url, timeout=DEADLINE) as answer:
         assert b"kt debug" in answer.read()
-    state = post("")
+    state = page.post("")
     assert "->" in state["source"]
     assert "price()" in state["stack"]
     assert "'units': 4" in state["variables"]
-    assert "8" in post("p total")["output"]
-    for wrong in ({"X-Kubetorch-Token": "wrong"}, {"Host": "evil.example"}, {"Origin": "http://e"}):
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            post("p total", **wrong)
+    assert "8" in page.post("p total")["output"]
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(f"{base}/?token=", timeout=DEADLINE)
-    assert post("c")["is_over"]
-    page.communicate(timeout=DEADLINE)
-    assert page.returncode == 0
+        urllib.request.urlopen(f"{page.base}/?token=", timeout=DEADLINE)
+    assert page.post("c")["is_over"]
+    assert page.end() == 0
     assert "result: 9" in rest_of(program)
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Kubetorch-Token": "wrong"}, {"Host": "evil.example"}, {"Origin": "http://evil.example"}],
+    ids=lambda headers: next(iter(headers)),
+)
+def test_the_page_refuses_others_so_that_they_see_it(deployed, stopped, page_of, headers):
+    deployed("price")
+    stopped("f(4)", service="price")
+    page = page_of("price")
+    # Longer than what the server reads with the headers: unread, it would reset the connection.
+    for command in ("p total", f"p {'1' * 50_000}"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            page.post(command, **headers)
+
+
+def test_the_page_ends_with_its_debugger(deployed, stopped, page_of):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    page = page_of("price")
+    assert page.post("")["stack"]
+    program.send_signal(signal.SIGINT)  # which cancels the call
+    assert page.end() == 0

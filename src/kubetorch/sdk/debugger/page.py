@@ -36,9 +36,8 @@ class DebugPage:
     def __init__(self, debug_terminal: DebugTerminal) -> None:
         self._terminal = debug_terminal
         self._token = secrets.token_urlsafe(32)
-        self._asking = threading.Lock()
-        #: Set when the debugger is over.
-        self.is_over = threading.Event()
+        # Held from a command until the browser has its answer.
+        self.answering = threading.Lock()
         page = self
 
         class Handler(_Handler):
@@ -51,6 +50,12 @@ class DebugPage:
         thread = threading.Thread(target=self._server.serve_forever, name="kubetorch-page")
         thread.start()
 
+    def wait(self) -> None:
+        """Wait until the debugger is over, and the browser has the answer to its last command."""
+        self._terminal.over.wait()
+        with self.answering:
+            pass
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -61,20 +66,16 @@ class DebugPage:
 
     def answer(self, line: str) -> dict[str, object]:
         """The output of a command, and the panels after it; an empty line asks for panels alone."""
-        with self._asking:
-            if line.strip():
-                self._terminal.answer(line)
-                output = self._terminal.collect()
-            else:
-                output, self._first_output = self._first_output, ""
-            panels = {}
-            for name, command in _PANELS.items():
-                if not self._terminal.is_over:
-                    self._terminal.answer(command)
-                    panels[name] = self._terminal.collect()
-            if self._terminal.is_over:
-                self.is_over.set()
-            return {"output": output, "is_over": self._terminal.is_over, **panels}
+        output, self._first_output = self._first_output, ""
+        if line.strip() and not self._terminal.is_over:
+            self._terminal.answer(line)
+            output += self._terminal.collect()
+        panels = {}
+        for name, command in _PANELS.items():
+            if not self._terminal.is_over:
+                self._terminal.answer(command)
+                panels[name] = self._terminal.collect()
+        return {"output": output, "is_over": self._terminal.is_over, **panels}
 
 
 class _Server(ThreadingHTTPServer):
@@ -102,16 +103,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(text.replace("{nonce}", nonce).encode(), "text/html; charset=utf-8", nonce)
 
     def do_POST(self) -> None:  # as above
-        if self.path != "/command" or not self._is_allowed(self.headers.get(_TOKEN_HEADER, "")):
-            self.send_error(403)
-            return
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > wire_tuning.LIMITS.debug_message_bytes:
             self.send_error(413)
             return
+        # Before a refusal, too: a connection that is closed with an unread body is reset, and the
+        # client may never see the answer.
         line = self.rfile.read(int(length)).decode(errors="replace").partition("\n")[0]
-        answer = json.dumps(self.debug_page.answer(line)).encode()
-        with contextlib.suppress(OSError):  # the browser is gone
+        if self.path != "/command" or not self._is_allowed(self.headers.get(_TOKEN_HEADER, "")):
+            self.send_error(403)
+            return
+        with self.debug_page.answering, contextlib.suppress(OSError):  # the browser is gone
+            answer = json.dumps(self.debug_page.answer(line)).encode()
             self._reply(answer, "application/json")
 
     def _is_allowed(self, token: str) -> bool:

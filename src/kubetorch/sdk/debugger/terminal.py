@@ -66,9 +66,14 @@ class DebugTerminal:
         self._position = ""
         #: Finds the other calls that have stopped, by label: `all` takes a command to them.
         self.find_others: Callable[[], Mapping[str, DebugTerminal]] | None = None
-        self.is_over = False
+        #: Set when the debugger is over on this side.
+        self.over = threading.Event()
         args = (rest,)
         threading.Thread(target=self._read, args=args, name="kubetorch-debug", daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        return self.over.is_set()
 
     # ------------------------------------------------------------------------------- receiving
 
@@ -142,7 +147,7 @@ class DebugTerminal:
         """End the debugger on this side, for this reason; once."""
         if self.is_over:
             return
-        self.is_over = True
+        self.over.set()
         self._report_dropped()
         self._messages.put((wire.ENDED, reason.encode()))
         main = threading.main_thread().ident
@@ -254,7 +259,7 @@ class DebugTerminal:
 
     def leave(self) -> None:
         """Close the connection: the call goes on."""
-        self.is_over = True
+        self.over.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
