@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from kubetorch.config.settings import config
-from kubetorch.lib import terminal
+from kubetorch.lib import modules, terminal
 from kubetorch.sdk import inpod
 from kubetorch.sdk.tuning import TIMING
 
@@ -169,7 +169,9 @@ _foot = _Foot()
 
 
 def _has_bars() -> bool:
-    return terminal.is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+    # A pod brings no `rich` along for the user's interpreter.
+    is_drawable = os.environ.get("TERM") != "dumb" and modules.find_spec("rich") is not None
+    return terminal.is_terminal(sys.stderr) and is_drawable
 
 
 def _seconds(bar: Bar) -> str:
