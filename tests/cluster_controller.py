@@ -87,8 +87,9 @@ class MadeUp(Backend):
         key = (spec.namespace, spec.name)
         self.named.setdefault(key, [PodStatus(f"{spec.name}-0", 0, "Running", "", uid="")])
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         self.named.pop((namespace, name), None)
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         return self.named.get((namespace, name), [])
@@ -146,6 +147,9 @@ class InCluster:
         folder: For its files.
         client: Makes what asks the API server, on that loop.
     """
+
+    #: URL of a data store of its own; empty without one.
+    store_url = ""
 
     def __init__(self, folder: Path, client: Callable[[], Client]) -> None:
         self.folder = folder
@@ -207,6 +211,7 @@ class InCluster:
             clock=clock,
             secret=SECRET,
             new_access=new_access,
+            store_url=self.store_url,
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -14,11 +14,12 @@ from pathlib import Path
 from kubetorch.controller.routes import status
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.data import BucketRoutes, DataRoutes
+from kubetorch.controller.routes.data import CONTACT_ROUTE, BucketRoutes, DataRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Route
 from kubetorch.controller.routes.workloads import WorkloadRoutes
+from kubetorch.controller.store_relay import StoreRelay
 from kubetorch.pod.http.app import TABLE
 from kubetorch.wire import routes
 
@@ -40,7 +41,14 @@ _BEGIN, _END = "<!-- {}: tools/routes.py -->", "<!-- end of {} -->"
 
 def of_controller() -> list[Route]:
     """All routes of the controller, with handlers that work on nothing."""
-    return [route for group in _GROUPS for route in group.routes(object.__new__(group))]
+    all_routes: list[Route] = []
+    for group in _GROUPS:
+        handlers = object.__new__(group)
+        if isinstance(handlers, DataRoutes | BucketRoutes):
+            all_routes += [route.handled_by(handler) for route, handler in handlers.handlers()]
+        else:
+            all_routes += handlers.routes()
+    return [*all_routes, CONTACT_ROUTE.handled_by(StoreRelay.contact)]
 
 
 def controller() -> str:

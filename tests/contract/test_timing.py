@@ -191,7 +191,7 @@ EXCEPTIONS = {
         "pod/user_process/thread_pool.py: _FADE_FACTOR",
     },
     "lengths of secrets": {
-        "controller/cluster/service.py: _BYTES",
+        "controller/cluster/process.py: _BYTES",
         "pod/user_process/protocol.py: NONCE_BYTES",
     },
     "facts of Kubernetes, Knative and Helm": {

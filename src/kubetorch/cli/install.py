@@ -182,7 +182,14 @@ async def _install(request: InstallRequest, output: Output) -> Applied:
         if not applied.is_changed:
             output.report("nothing to change")
         if seconds is not None:
-            await readiness.wait(client, namespace, timeout=seconds, report=output.report)
+            components = [readiness.CONTROLLER]
+            if chart.values(merged_values)["store"]["separate"]["enabled"]:
+                # Before the controller, which relays to it.
+                components.insert(0, readiness.STORE)
+            for component in components:
+                await readiness.wait(
+                    client, namespace, component, timeout=seconds, report=output.report
+                )
     state = "ready" if seconds is not None else "applied"
     output.report(f"✓ {about} is {state}, of the image {chart.image(merged_values)}", "green")
     output.note(chart.notes(merged_values, namespace=namespace).rstrip())

@@ -101,7 +101,9 @@ class Need(msgspec.Struct, frozen=True):
         return f"{self.verb} {kind} {where}"
 
 
-class Access(Protocol):
+class Gate(Protocol):
+    """Identifies the senders of requests, and checks their rights."""
+
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Refuse a request that the page of another site made a browser send."""
 
@@ -110,6 +112,13 @@ class Access(Protocol):
 
     async def authorize(self, principal: Principal, need: Need) -> None:
         """Refuse a sender without this right."""
+
+    def namespace_of_pod(self, principal: Principal) -> str | None:
+        """The namespace of the sender, if it is a pod of a workload."""
+
+
+class Access(Gate, Protocol):
+    """The gate of a controller, which deploys and has sessions with pods."""
 
     async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant:
         """Refuse a deploy whose objects the sender could not make; returns its grant.
@@ -133,9 +142,6 @@ class Access(Protocol):
     def creator(self, principal: Principal, username: str | None) -> Creator:
         """The creator of a deploy by this sender, whose client has this user name configured."""
 
-    def namespace_of_pod(self, principal: Principal) -> str | None:
-        """The namespace of the sender, if it is a pod of a workload."""
-
     def check_pod(self, principal: Principal, pod: PodIdentity) -> None:
         """Refuse the session of a pod to any other sender."""
 
@@ -146,30 +152,24 @@ class Access(Protocol):
 class Asker:
     """The sender of a request, for handlers that check rights themselves."""
 
-    def __init__(self, principal: Principal, access: Access) -> None:
+    def __init__(self, principal: Principal, gate: Gate) -> None:
         self.principal = principal
-        self._access = access
+        self._gate = gate
 
     @property
     def name(self) -> str:
         return name_of(self.principal)
 
-    def creator(self, username: str | None) -> Creator:
-        return self._access.creator(self.principal, username)
-
     @property
     def pod_namespace(self) -> str | None:
-        return self._access.namespace_of_pod(self.principal)
+        return self._gate.namespace_of_pod(self.principal)
 
     async def require(self, need: Need) -> None:
-        await self._access.authorize(self.principal, need)
-
-    async def check_deploy(self, spec: WorkloadSpec) -> Grant:
-        return await self._access.check_deploy(self.principal, spec)
+        await self._gate.authorize(self.principal, need)
 
     async def may(self, need: Need) -> bool:
         try:
-            await self._access.authorize(self.principal, need)
+            await self._gate.authorize(self.principal, need)
         except (ForbiddenError, UnauthorizedError):
             return False
         return True

@@ -22,6 +22,7 @@ from pathlib import Path
 from kubetorch.controller.access import (
     Access,
     Asker,
+    Gate,
     PodIdentity,
     Principal,
     User,
@@ -30,20 +31,19 @@ from kubetorch.controller.access import (
 )
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobRecovery, BlobStores, GarbageCollector
-from kubetorch.controller.buckets import Buckets
 from kubetorch.controller.calls import Calls
-from kubetorch.controller.data import DataStore
 from kubetorch.controller.holders import Holders
+from kubetorch.controller.local_store import LocalStore
 from kubetorch.controller.relay import NO_HOSTS, Hosts, Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.data import BucketRoutes, DataRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Exchange, Route, Table
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.controller.sessions import Session
 from kubetorch.controller.state import SqliteState, State
+from kubetorch.controller.store_relay import StoreRelay
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import Workloads
@@ -65,15 +65,15 @@ class App:
     def __init__(
         self,
         table: Table,
-        access: Access,
-        relay: Relay,
+        gate: Gate,
+        relay: Relay | None = None,
         *,
-        new_session: Callable[[Principal], Session],
-        on_request: Callable[[], None],
+        new_session: Callable[[Principal], Session] | None = None,
+        on_request: Callable[[], None] = lambda: None,
         audit: Audit | None = None,
     ) -> None:
         self.table = table
-        self._access = access
+        self._gate = gate
         self._relay = relay
         self._new_session = new_session
         self._on_request = on_request
@@ -82,12 +82,15 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            destination = self._relay.locate(scope["raw_path"], scope["headers"])
-            if destination is not None:
+            relay = self._relay
+            destination = None
+            if relay is not None:
+                destination = relay.locate(scope["raw_path"], scope["headers"])
+            if relay is not None and destination is not None:
                 if not destination.is_app:
                     # Pages may use apps, on the terms of the agent.
-                    self._access.check_origin(exchange.headers)
-                await self._relay.answer(destination, exchange, scope, receive, send)
+                    self._gate.check_origin(exchange.headers)
+                await relay.answer(destination, exchange, scope, receive)
                 return
             route, parameters = await self._admit(exchange)
             await route.handler(exchange, **parameters)
@@ -101,9 +104,9 @@ class App:
 
     async def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
         try:
-            self._access.check_origin(headers)
-            principal = await self._access.identify(headers)
-            if path != routes.SESSIONS:
+            self._gate.check_origin(headers)
+            principal = await self._gate.identify(headers)
+            if path != routes.SESSIONS or self._new_session is None:
                 raise refusal(404, "there is no WebSocket at this path")
             return self._new_session(principal)
         except KubetorchError as error:
@@ -111,17 +114,17 @@ class App:
             raise Refusal(failure.status, failure.to_json()) from error
 
     async def _admit(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
-        self._access.check_origin(exchange.headers)
+        self._gate.check_origin(exchange.headers)
         if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
             return self.table.find(exchange)
         self._observe(exchange, None)
-        principal = await self._access.identify(exchange.headers)
+        principal = await self._gate.identify(exchange.headers)
         exchange.admit()
         self._observe(exchange, principal)
         if isinstance(principal, User):
             self._on_request()
         route, parameters = self.table.find(exchange)
-        exchange.asker = asker = Asker(principal, self._access)
+        exchange.asker = asker = Asker(principal, self._gate)
         if route.audience != "pods" or asker.pod_namespace is None:
             await self._check(route, exchange, parameters)
         return route, parameters
@@ -232,6 +235,7 @@ class Controller:
         stop: Callable[[bool], None] | None = None,
         hosts: Hosts = NO_HOSTS,
         environ: Mapping[str, str] | None = None,
+        store_url: str = "",
     ) -> None:
         calls = Calls(call_state, blob_stores, clock)
         self._clock = clock
@@ -249,14 +253,21 @@ class Controller:
             clock=clock,
             secret=secret,
         )
-        self._data = DataStore(
-            keys,
-            blob_stores,
-            clock,
-            has_service=self.workloads.has,
-            holders=Holders(self.workloads.find, self.workloads.data_token),
-        )
-        self._buckets = Buckets(self._data, blob_stores, environ or {})
+        self._data: LocalStore | StoreRelay
+        if store_url:
+            self._data = StoreRelay(
+                store_url, keys, secret=secret, clock=clock, services=self.workloads.in_namespace
+            )
+        else:
+            self._data = LocalStore(
+                blob_stores,
+                keys,
+                clock,
+                has_service=self.workloads.has,
+                holders=Holders(self.workloads.find, self.workloads.data_token),
+                collect=lambda store, is_dry: self._garbage.collect_one(store, is_dry),
+                environ=environ or {},
+            )
         self.workloads.on_torn_down = self._data.end_service
         self._recovery = BlobRecovery(blob_stores, clock)
         self._garbage = self._garbage_collector(calls, blob_stores)
@@ -292,21 +303,19 @@ class Controller:
         hosts: Hosts,
         stop: Callable[[bool], None] | None,
     ) -> Table:
-        data = DataRoutes(self._data, blob_stores, self._garbage.collect_one)
         service = ServiceRoutes(
             self.workloads,
             backend=self._backend.name,
             started=self._clock.time(),
-            sent_bytes=lambda: data.sent_bytes,
+            sent_bytes=self._data.sent_bytes,
             stop=stop,
         )
         stores = self._backend.stores
         all_routes = [
             *service.routes(),
-            *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
+            *WorkloadRoutes(self.workloads, self._access, blob_stores, hosts).routes(),
             *BlobRoutes(blob_stores, self._ask_pods).routes(),
-            *data.routes(),
-            *BucketRoutes(self._buckets).routes(),
+            *self._data.routes(),
             *CallRoutes(calls, self.workloads, blob_stores).routes(),
             *SecretRoutes(stores.secrets, self.workloads).routes(),
             *VolumeRoutes(stores.volumes, self.workloads).routes(),
@@ -321,7 +330,7 @@ class Controller:
         Raises:
             StoreUnavailableError: The bucket of the store does not answer.
         """
-        await self._data.load()
+        await self._data.start()
         await self.workloads.start()
         await self._server.start(listener)
         start_task(self._data.move(), self._tasks)
@@ -330,7 +339,7 @@ class Controller:
 
     async def close(self, *, pods: bool) -> None:
         await self._garbage.close()
-        await self._buckets.close()
+        await self._data.close()
         for task in self._tasks:
             task.cancel()
         await self.workloads.close(pods=pods)

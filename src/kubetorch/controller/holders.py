@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import Protocol
 
 import msgspec
 
 from kubetorch.controller.tuning import LIMITS, TIMING
-from kubetorch.controller.workload import Workload
 from kubetorch.datastore.blobs import check_digest
 from kubetorch.errors import DataStoreError
 from kubetorch.specs import names
@@ -70,9 +70,20 @@ class _Get(msgspec.Struct):
     complaints: int = 0
 
 
+class ServicePods(Protocol):
+    """The pods of a service."""
+
+    @property
+    def pod_names(self) -> Collection[str]:
+        """All pods, also those that have not connected yet."""
+
+    def pod_views(self) -> tuple[PodView, ...]:
+        """The pods as clients see them."""
+
+
 class Holders:
     def __init__(
-        self, find: Callable[[str, str], Workload | None], token: Callable[[str, str], str]
+        self, find: Callable[[str, str], ServicePods | None], token: Callable[[str, str], str]
     ) -> None:
         self._find = find
         # A token with which the pods of a service, by namespace and name, give blobs of keys.

@@ -38,7 +38,7 @@ from kubetorch.errors import (
     UnauthorizedError,
 )
 from kubetorch.lib import asgi, proxy
-from kubetorch.lib.asgi import Message, Receive, Scope, Send
+from kubetorch.lib.asgi import Receive, Scope
 from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Upgrade
 from kubetorch.lib.proxy import Mount, Passage, Target
@@ -189,7 +189,6 @@ class Relay:
         exchange: Exchange,
         scope: Scope,
         receive: Receive,
-        send: Send,
     ) -> None:
         """Answer a request with what the pod answers."""
         redirect_base = self._redirect_base(destination, scope["method"], scope["headers"])
@@ -199,10 +198,6 @@ class Relay:
             location = redirect_base + (rest + query).decode("latin-1")
             await exchange.respond(b"", status=307, content_type="text/plain", location=location)
             return
-
-        async def send_on(message: Message) -> None:
-            exchange.passed_on()
-            await send(message)
 
         exchange.has_started = False
         target, app_request = await self._target(
@@ -217,7 +212,7 @@ class Relay:
         self._requests[pod_address] += 1
         exchange.has_started = True
         try:
-            await proxy.relay(scope, app_request.headers, receive, send_on, target)
+            await proxy.relay(scope, app_request.headers, receive, exchange.pass_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
                 f"the pod did not answer the controller: {type(error).__name__}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
 from kubetorch.k8s.tuning import LIMITS as CLIENT_LIMITS
 from kubetorch.k8s.tuning import TIMING as CLIENT_TIMING
+from kubetorch.lib.tuning import TIMING as LIB_TIMING
 from kubetorch.lib.tuning import Table
 
 
@@ -274,6 +275,20 @@ class Timing(Table):
     window_silence_seconds: float = 30.0
     #: A token for the blobs that a pod publishes: a get of a large key takes hours.
     data_token_seconds: float = 24 * 3600.0
+    #: A pod's token for a store of its own; the pod gets another one before it ends.
+    store_token_seconds: float = 3600.0
+    #: The token of one request to such a store, which checks it when the request comes.
+    relay_token_seconds: float = 60.0
+    #: Such a store answers the controller itself within it: it reads and writes no blob then.
+    store_answer_seconds: float = 30.0
+    #: A request waits so long for such a store to listen: it may be about to start anew.
+    store_patience_seconds: float = 7.0
+    #: A connection to it is there within it: both are in one cluster.
+    store_connect_seconds: float = 2.0
+    #: Between two tries to connect to it.
+    store_connect_interval_seconds: float = 0.2
+    #: Until such a store, which did not answer, is asked again to end the keys of a service.
+    store_retry_seconds: float = 2.0
 
     # ------------------------------------------------------------------------ state in a cluster
     #: All workloads have to be listed within it when the controller starts.
@@ -333,6 +348,10 @@ class Timing(Table):
         assert self.lease_watch_interval_seconds < self.lease_seconds, (
             "a watch that broke is noticed before the lease ends"
         )
+        assert (
+            self.store_patience_seconds + self.store_connect_seconds
+            < LIB_TIMING.proxy_connect_seconds
+        ), "the last try to reach the store ends before the proxy gives up"
         assert self.namespace_token_renewal_seconds < self.namespace_token_seconds, (
             "a new token is not renewed at once"
         )
@@ -495,6 +514,13 @@ class Limits(Table):
     group_characters: int = 4096
     #: How a participant can pass tensors to others: a key, and the names of 16 GPUs.
     offer_bytes: int = 4096
+    #: The services of a namespace and their pods, as a store of its own is told: 100,000 pods.
+    namespace_services_bytes: int = 16 * 1024 * 1024
+    #: States of the services of a namespace that such a store takes for known: requests that run
+    #: at the same time may name different ones.
+    remembered_service_states: int = 64
+    #: How often a request to such a store is sent, which may have started anew in between.
+    store_attempts: int = 3
     #: Faults of one key that are named.
     named_faults: int = 100
 

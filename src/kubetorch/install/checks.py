@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError, KubetorchError
 from kubetorch.install import readiness
-from kubetorch.install.readiness import LABELS, NAME
+from kubetorch.install.readiness import CONTROLLER, LABELS, NAME, STORE, Component
 from kubetorch.install.tuning import LIMITS, TIMING
 from kubetorch.k8s import failures, pod_streams
 from kubetorch.k8s.client import Client
@@ -86,6 +86,7 @@ async def cluster(
         _guarded("way to the controller", lambda: _check_reach(client, install_namespace, api_url)),
         _guarded("kind KubetorchWorkload", lambda: _check_kind(client)),
         _guarded("controller", lambda: _check_controller(client, install_namespace)),
+        _guarded("data store", lambda: _check_store(client, install_namespace)),
         _guarded("DNS", lambda: _check_dns(client, install_namespace)),
         _guarded("storage class", lambda: _check_storage(client)),
         _guarded(
@@ -172,28 +173,38 @@ async def _check_kind(client: Client) -> Finding:
 
 
 async def _check_controller(client: Client, namespace: str) -> Finding:
+    finding = await _check_component(client, namespace, CONTROLLER)
+    if finding is not None:
+        return finding
+    reason = f"there is no Deployment {NAME} in namespace {namespace}"
+    hint = f"kt install --namespace {namespace}; or set install_namespace to where it is"
+    return Finding("controller", "broken", reason, hint)
+
+
+async def _check_store(client: Client, namespace: str) -> Finding:
+    finding = await _check_component(client, namespace, STORE)
+    return finding or Finding("data store", "ok", "in the controller")
+
+
+async def _check_component(client: Client, namespace: str, component: Component) -> Finding | None:
+    """What is to be said of a component; `None` if it is not installed."""
     try:
-        deployment = await client.get(Ref(DEPLOYMENTS, NAME, namespace))
+        deployment = await client.get(Ref(DEPLOYMENTS, component.name, namespace))
     except KubernetesNotFoundError:
-        reason = f"there is no Deployment {NAME} in namespace {namespace}"
-        hint = f"kt install --namespace {namespace}; or set install_namespace to where it is"
-        return Finding("controller", "broken", reason, hint)
-    pods = (await client.list(Selection(PODS, namespace, LABELS))).items
-    states = ", ".join(
-        f"{controller_pod['metadata']['name']}: {readiness.state_of(controller_pod)}"
-        for controller_pod in pods
-    )
+        return None
+    pods = (await client.list(Selection(PODS, namespace, component.labels))).items
+    states = ", ".join(f"{pod['metadata']['name']}: {readiness.state_of(pod)}" for pod in pods)
     if readiness.is_rolled_out(deployment):
-        return Finding("controller", "ok", states)
+        return Finding(component.noun, "ok", states)
     doom = readiness.refusal_of(deployment)
     for pod in pods:
         doom = readiness.doom_of(pod) or doom
     ready = (deployment.get("status") or {}).get("availableReplicas", 0)
     if doom is None and ready:
-        return Finding("controller", "note", f"it is being replaced: {states}")
+        return Finding(component.noun, "note", f"it is being replaced: {states}")
     reason = doom.message if doom else f"none is ready: {states or 'there are no pods'}"
     hint = doom.hint if doom else f"kubectl --namespace {namespace} describe pods"
-    return Finding("controller", "note" if ready else "broken", reason, hint)
+    return Finding(component.noun, "note" if ready else "broken", reason, hint)
 
 
 async def _check_dns(client: Client, namespace: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Waits until the controller runs as the chart says, or until it is certain that it will not.
+"""Waits until controller and data store run as the chart says, or certainly never will.
 
 A failure before the wait began says nothing: its cause may have been corrected since. So a pod that
 had failed by then is deleted, and a new pod starts at once rather than after a back-off of minutes.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kubetorch.errors import ImagePullError, InstallError, KubernetesNotFoundError, KubetorchError
 from kubetorch.install.tuning import LIMITS, TIMING
@@ -23,6 +24,23 @@ from kubetorch.manifests import labels
 
 NAME = "kubetorch-controller"
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
+
+
+class Component(NamedTuple):
+    """A Deployment of the installation: its name, the labels of its pods, and a word for it."""
+
+    name: str
+    labels: str
+    noun: str
+
+
+CONTROLLER = Component(NAME, LABELS, "controller")
+#: A data store of its own (`store.separate` of the chart).
+STORE = Component(
+    "kubetorch-store",
+    "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=store",
+    "data store",
+)
 #: Reasons of a waiting container with which it will never run.
 _HOPELESS_REASONS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff")
@@ -38,7 +56,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Doom:
-    """The reason why the controller will certainly not get ready.
+    """The reason why a component will certainly not get ready.
 
     Attributes:
         pod: The pod that fails; empty if the cluster makes no pod.
@@ -53,9 +71,11 @@ class Doom:
     has_log: bool = False
 
 
-async def wait(client: Client, namespace: str, *, timeout: float, report: Report) -> None:
-    """Wait until every replica of the controller is of the present generation and ready."""
-    async with _watching(client, namespace) as watch:
+async def wait(
+    client: Client, namespace: str, component: Component, *, timeout: float, report: Report
+) -> None:
+    """Wait until every replica of a component is of the present generation and ready."""
+    async with _watching(client, namespace, component) as watch:
         reported_states: set[str] = set()
         stale, deleted_pods = watch.failed_pods(), set[str]()
         try:
@@ -76,7 +96,7 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
                     await watch.changes.wait()
         except TimeoutError as error:
             raise InstallError(
-                f"the controller was not ready within {timeout:g} s: {watch.progress()}",
+                f"the {component.noun} was not ready within {timeout:g} s: {watch.progress()}",
                 hint=f"kubectl --namespace {namespace} describe pods says more; "
                 "--timeout lets it take longer",
             ) from error
@@ -115,7 +135,7 @@ async def _delete(client: Client, namespace: str, pod: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
+async def _watching(client: Client, namespace: str, component: Component) -> AsyncIterator[_Watch]:
     changes = Changes()
 
     def informer(resource: Resource, selector: str = "", fields: str = "") -> Informer:
@@ -123,9 +143,10 @@ async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
         return Informer(client, selection, lambda change: changes.notify())
 
     watch = _Watch(
-        informer(DEPLOYMENTS, fields=f"metadata.name={NAME}"),
-        informer(_REPLICA_SETS, LABELS),
-        informer(PODS, LABELS),
+        component,
+        informer(DEPLOYMENTS, fields=f"metadata.name={component.name}"),
+        informer(_REPLICA_SETS, component.labels),
+        informer(PODS, component.labels),
         informer(_EVENTS, fields="type=Warning"),
         changes,
     )
@@ -139,8 +160,9 @@ async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
 
 @dataclass(frozen=True)
 class _Watch:
-    """The controller's objects, as watches have them."""
+    """The objects of a component, as watches have them."""
 
+    component: Component
     deployments: Informer
     replica_sets: Informer
     pods: Informer
@@ -172,7 +194,7 @@ class _Watch:
         }
 
     def doom(self, deleted_pods: Collection[str] = ()) -> Doom | None:
-        """The reason why the controller will not get ready, if that is certain."""
+        """The reason why the component will not get ready, if that is certain."""
         deployment = self._deployment
         if deployment is None or not _is_observed(deployment):
             return None
@@ -194,7 +216,7 @@ class _Watch:
         states = [f"{pod['metadata']['name']}: {self._state(pod)}" for pod in self._pods(newest)]
         leads = any(map(_leads, self.pods.objects.values()))
         states += [] if leads or not ready else ["none leads yet"]
-        return f"{ready} of {replicas} controllers ready" + "".join(
+        return f"{ready} of {replicas} {self.component.noun}s ready" + "".join(
             f"; {state}" for state in states
         )
 
@@ -271,7 +293,7 @@ def _revision(manifest: Object) -> str | None:
 
 
 def state_of(pod: Object) -> str:
-    """The state of a pod of the controller, in a word or two."""
+    """The state of a pod of a component, in a word or two."""
     status = pod.get("status") or {}
     for container in status.get("containerStatuses") or []:
         state = container.get("state") or {}
@@ -287,7 +309,7 @@ def state_of(pod: Object) -> str:
 
 
 def doom_of(pod: Object, event_messages: Sequence[str] = ()) -> Doom | None:
-    """The reason why a pod of the controller will never run, if there is one.
+    """The reason why a pod of a component will never run, if there is one.
 
     A failed pull counts at once, whatever its cause: the user who installs waits for the answer,
     and can install again.
@@ -318,7 +340,7 @@ def doom_of(pod: Object, event_messages: Sequence[str] = ()) -> Doom | None:
             words = f"{last_end.get('reason')}, exit code {last_end.get('exitCode')}"
             return Doom(
                 name,
-                f"the controller {name} ends again and again ({words})",
+                f"{name} ends again and again ({words})",
                 "its last lines say why",
                 has_log=True,
             )

@@ -37,6 +37,14 @@ class Timing(Table):
     data_question_seconds: float = 45.0
     #: A get says after so long that the controller does not answer that question.
     data_silence_seconds: float = 5.0
+    #: A pod asks so often whether there is a store of its own, and for a new token for it.
+    store_way_seconds: float = 600.0
+    #: Such a store answers a pod within it, else the controller relays the pod's blobs.
+    store_probe_seconds: float = 2.0
+    #: Until the pod tries to reach it again.
+    store_retry_seconds: float = 60.0
+    #: A token for it is not used any more so long before its end: uploads begin with it.
+    store_token_margin_seconds: float = 60.0
     #: The controller has it to name a pod to a get that goes on, and to hear what became of it;
     #: the get goes on without its answer.
     source_answer_seconds: float = 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -293,3 +294,57 @@ class RemoveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that were deleted or changed."""
 
     keys: tuple[str, ...]
+
+
+class ServicePod(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A pod of a service, for a store of its own; see `PodView`."""
+
+    name: str
+    url: str = ""
+    phase: str = ""
+
+
+class NamespaceServices(msgspec.Struct, frozen=True):
+    """Tell a store of its own which services a namespace has, and their pods by service."""
+
+    services: dict[str, tuple[ServicePod, ...]]
+
+
+def services_digest(encoded: bytes) -> str:
+    """The name of an encoded `NamespaceServices` in the header `routes.SERVICES`."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+class EndService(msgspec.Struct, frozen=True):
+    """Delete the keys of a service that was torn down."""
+
+    service: str
+
+
+class EndedKeys(msgspec.Struct, frozen=True):
+    """How many keys ended with a service."""
+
+    keys: int
+
+
+class StoreContact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where pods send and fetch blobs themselves, and the token for it.
+
+    Attributes:
+        url: Base URL of the store; empty if the controller is the store.
+        expires: The end of the token, in seconds since the epoch.
+    """
+
+    url: str = ""
+    token: str = ""
+    expires: float = 0.0
+
+
+class StoreStatus(msgspec.Struct, frozen=True):
+    """What a store of its own says of itself.
+
+    Attributes:
+        sent_bytes: Bytes of blobs that went to getters, as they travelled.
+    """
+
+    sent_bytes: int

@@ -21,6 +21,10 @@ def controller_url(namespace: str) -> str:
 
 AUTHORIZATION = "Authorization"
 REQUEST_ID = "X-Request-ID"
+#: Of a request about keys to a store of its own: the digest of the services that it must know.
+SERVICES = "X-Kubetorch-Services"
+#: The status of its answer if it does not know them.
+UNKNOWN_SERVICES = 428
 SERIALIZATION = "X-Serialization"
 #: The reason why the instance of a class was made anew, with the first answer of the new instance.
 INSTANCE_REPLACED = "X-Kubetorch-Instance-Replaced"
@@ -109,7 +113,8 @@ def data(namespace: str, verb: str) -> str:
     """A verb on the data store of a namespace.
 
     `put`, `find`, `ls`, `rm`, `verify`, `hold` on keys; `gc`; `blobs`, `blobs-missing`,
-    `blobs-fetch` as `BLOBS` has them.
+    `blobs-fetch` as `BLOBS` has them; `contact` for a store of its own. Such a store has `services`
+    and `end`, too, for the controller.
     """
     return _path(DATA, namespace, verb=verb)
 

@@ -2,10 +2,10 @@
 
 A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
 object with `aud` (`namespace/name`), `iat` and `exp` (when it was issued and when it ends, seconds
-since the epoch), `sub` (the user who asked for it) and, unless it is for calls alone, `verbs` (the
-allowed uses); the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own key. That key
-is derived from the installation's secret, so a pod, which knows only its own key, can neither check
-nor make a token for another workload.
+since the epoch), `sub` (the user who asked for it), unless it is for calls alone, `verbs` (the
+allowed uses) and, for the data store, `pod` (the pod that asked); the signature is HMAC-SHA256 of
+`kt1.<claims>` under the workload's own key. That key is derived from the installation's secret, so
+a pod, which knows only its own key, can neither check nor make a token for another workload.
 
 The controller's clock dates a token, and mostly a pod's clock checks it. On a cluster the clocks
 may differ by `clock_skew_seconds`. A token from further in the future is refused, too: it would
@@ -44,6 +44,9 @@ _CLOCK_HINT = (
 CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 #: A use that only the controller gives tokens for: blobs of keys that the pod publishes.
 DATA = "data"
+#: Stands for the name of the workload in the audience of tokens for a store of its own; no name of
+#: a workload has this character.
+STORE = "#store"
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -51,8 +54,9 @@ class Claims(msgspec.Struct, frozen=True):
 
     Attributes:
         audience: The workload, `namespace/name`.
-        verbs: The allowed uses, of `VERBS`, or `DATA`.
+        verbs: The allowed uses, of `VERBS`, or `DATA`; for the data store, verbs of RBAC.
         issued: 0 if issuer and checker have one clock.
+        pod: `namespace/name` of the pod of a service that asks the data store; empty for a user.
     """
 
     audience: str
@@ -60,6 +64,7 @@ class Claims(msgspec.Struct, frozen=True):
     subject: str = "user"
     verbs: tuple[str, ...] = (CALL,)
     issued: float = 0.0
+    pod: str = ""
 
 
 def audience(namespace: str, name: str) -> str:
@@ -92,6 +97,8 @@ def sign(key: bytes, claims: Claims) -> str:
         content["iat"] = claims.issued
     if claims.verbs != (CALL,):
         content["verbs"] = claims.verbs
+    if claims.pod:
+        content["pod"] = claims.pod
     body = json.dumps(content, separators=(",", ":"))
     signed = f"{_PREFIX}.{_encode(body.encode())}"
     return f"{signed}.{_encode(hmac.digest(key, signed.encode(), 'sha256'))}"
@@ -134,7 +141,14 @@ def _claims(signed: str) -> Claims:
             raise ValueError(prefix)
         verbs = tuple(map(str, data.get("verbs", (CALL,))))
         issued = float(data.get("iat", 0.0))
-        claims = Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs, issued)
+        claims = Claims(
+            str(data["aud"]),
+            float(data["exp"]),
+            str(data["sub"]),
+            verbs,
+            issued,
+            str(data.get("pod", "")),
+        )
         claims.audience.encode()  # JSON may have lone surrogates
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UnauthorizedError("the token cannot be read", hint=_HINT) from None

@@ -4,6 +4,12 @@ app.kubernetes.io/name: kubetorch
 app.kubernetes.io/component: controller
 {{- end }}
 
+{{/* Labels that select the pods of a data store of its own. They can never change. */}}
+{{- define "kubetorch.storeSelector" -}}
+app.kubernetes.io/name: kubetorch
+app.kubernetes.io/component: store
+{{- end }}
+
 {{/* Labels of every object. */}}
 {{- define "kubetorch.labels" -}}
 app.kubernetes.io/name: kubetorch
@@ -104,4 +110,95 @@ kubetorch-controller.{{ .Release.Namespace }}
 {{- with .Values.rbac.extraRules }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* URL of a data store of its own, for the controller and for pods. */}}
+{{- define "kubetorch.storeUrl" -}}
+http://kubetorch-store.{{ .Release.Namespace }}.svc.cluster.local:8080
+{{- end }}
+
+{{/* The variables that the processes of the image have in common. */}}
+{{- define "kubetorch.processEnv" -}}
+- name: KT_INSTALL_NAMESPACE
+  value: {{ .Release.Namespace | quote }}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: KT_LISTEN_PORT
+  value: "8080"
+- name: KT_LOG_LEVEL
+  value: {{ .Values.logLevel }}
+- name: KT_BLOBS_DIR
+  value: /var/lib/kubetorch
+{{- end }}
+
+{{/* The variables of the process that has the data store. */}}
+{{- define "kubetorch.storeEnv" -}}
+{{- if .Values.store.bucket }}
+- name: KT_STORE_BUCKET
+  value: {{ .Values.store.bucket | quote }}
+{{- with .Values.store.endpoint }}
+- name: KT_STORE_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.store.region }}
+- name: AWS_REGION
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.store.secretName }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom:
+    secretKeyRef:
+      name: {{ . | quote }}
+      key: AWS_ACCESS_KEY_ID
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ . | quote }}
+      key: AWS_SECRET_ACCESS_KEY
+- name: AWS_SESSION_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ . | quote }}
+      key: AWS_SESSION_TOKEN
+      optional: true
+{{- end }}
+{{- end }}
+{{- with .Values.buckets.allowedNetworks }}
+- name: KT_BUCKET_NETWORKS
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The probes of the processes of the image. */}}
+{{- define "kubetorch.probes" -}}
+startupProbe:
+  httpGet:
+    path: /health
+    port: http
+  periodSeconds: 1
+  failureThreshold: 60
+livenessProbe:
+  httpGet:
+    path: /health
+    port: http
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet:
+    path: /health
+    port: http
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
 {{- end }}

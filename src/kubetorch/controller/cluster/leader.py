@@ -46,8 +46,11 @@ from kubetorch.manifests import labels
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 #: Name of the controller's Deployment, Service, service account and Lease.
 NAME = "kubetorch-controller"
-#: Labels of all pods of the controller.
+#: Name of the Deployment, Service, service account and Lease of a data store of its own.
+STORE = "kubetorch-store"
+#: Labels of all pods of the controller, and of such a store.
 PODS_OF_CONTROLLER = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
+PODS_OF_STORE = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=store"
 
 _log = logging.getLogger(__name__)
 
@@ -332,16 +335,23 @@ class LeaderLabel:
     """
 
     def __init__(
-        self, client: Client, namespace: str, identity: str, won: Callable[[], Awaitable[None]]
+        self,
+        client: Client,
+        namespace: str,
+        identity: str,
+        won: Callable[[], Awaitable[None]],
+        *,
+        pods: str = PODS_OF_CONTROLLER,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._identity = identity
         self._leads = won
+        self._pods = pods
         self._changed = asyncio.Event()
         self._informer = Informer(
             client,
-            Selection(PODS, namespace, labels=PODS_OF_CONTROLLER),
+            Selection(PODS, namespace, labels=pods),
             lambda _: self._changed.set(),
         )
         self._task: asyncio.Task[None] | None = None
@@ -381,7 +391,7 @@ class LeaderLabel:
 
     async def _mark(self) -> None:
         await self._leads()
-        selection = Selection(PODS, self._namespace, labels=f"{PODS_OF_CONTROLLER},{labels.LEADS}")
+        selection = Selection(PODS, self._namespace, labels=f"{self._pods},{labels.LEADS}")
         for pod in (await self._client.list(selection)).items:
             if pod["metadata"]["name"] != self._identity:
                 await self._patch(pod["metadata"]["name"], None)

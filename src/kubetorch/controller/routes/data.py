@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,7 +13,13 @@ from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
 from kubetorch.controller.buckets import Buckets
 from kubetorch.controller.data import DataStore
 from kubetorch.controller.routes.blobs import in_thread, receive
-from kubetorch.controller.routes.table import Exchange, Permission, Route
+from kubetorch.controller.routes.table import (
+    Audience,
+    Exchange,
+    Handler,
+    Permission,
+    Route,
+)
 from kubetorch.controller.tuning import LIMITS
 from kubetorch.datastore.blobs import check_digest
 from kubetorch.datastore.keys import canonical
@@ -45,35 +51,84 @@ _CREATE, _DELETE = Permission("create", "data"), Permission("delete", "data")
 _GET_AND_CREATE = _GET, _CREATE
 
 
+#: Deletes the blobs of a store that nothing needs; if the flag is set, it only counts them.
+Collect = Callable[[NamespaceBlobs, bool], Awaitable[CollectionReport]]
+
+
+class DataRoute(NamedTuple):
+    """A verb on the data store of a namespace.
+
+    Attributes:
+        is_bulk: Whether it moves blobs, or looks for them, and asks for no key and no pod.
+    """
+
+    method: str
+    verb: str
+    needs: tuple[Permission, ...]
+    audience: Audience = "pods"
+    is_audited: bool = False
+    is_bulk: bool = False
+
+    def handled_by(self, handler: Handler) -> Route:
+        path = f"{routes.DATA}/{{namespace}}/{self.verb}"
+        return Route(self.method, path, handler, self.needs, self.audience, self.is_audited)
+
+
+DATA_ROUTES = (
+    DataRoute("POST", "put", (_CREATE,), is_audited=True),
+    DataRoute("POST", "find", (_GET,)),
+    DataRoute("GET", "ls", (_LIST,)),
+    DataRoute("POST", "rm", (_DELETE,), is_audited=True),
+    DataRoute("POST", "hold", (_CREATE,), is_audited=True),
+    DataRoute("POST", "join", (_GET,)),
+    DataRoute("POST", "window", (_GET,)),
+    DataRoute("GET", "verify", (_GET,)),
+    DataRoute("POST", "gc", (_DELETE,), "user", is_audited=True),
+    DataRoute("POST", "blobs", (_CREATE,), is_audited=True, is_bulk=True),
+    DataRoute("POST", "blobs-missing", (_CREATE,), is_bulk=True),
+    DataRoute("POST", "blobs-fetch", (_GET,), is_bulk=True),
+)
+BUCKET_ROUTES = (
+    DataRoute("POST", "pull", _GET_AND_CREATE, is_audited=True),
+    DataRoute("POST", "push", _GET_AND_CREATE, is_audited=True),
+)
+#: The rights that a token for a store of its own may have.
+CONTACT_NEEDS = tuple(
+    Permission(verb, "data", "handler", "for a token to do so")
+    for verb in ("get", "list", "create", "delete")
+)
+#: Where pods reach the store themselves: `StoreContact`.
+CONTACT_ROUTE = DataRoute("POST", "contact", CONTACT_NEEDS, is_audited=True)
+#: The verb of what only the controller asks of a store of its own: no token of a user has it.
+CONTROLLERS = "update"
+SERVICES_ROUTE = DataRoute("POST", "services", (Permission(CONTROLLERS, "data"),), "user")
+END_ROUTE = DataRoute("POST", "end", (Permission(CONTROLLERS, "data"),), "user")
+
+
 class DataRoutes:
-    def __init__(
-        self,
-        data: DataStore,
-        blob_stores: BlobStores,
-        collect: Callable[[NamespaceBlobs, bool], Awaitable[CollectionReport]],
-    ) -> None:
+    def __init__(self, data: DataStore, blob_stores: BlobStores, collect: Collect) -> None:
         self._data = data
         self._collect = collect
         self._blob_stores = blob_stores
         #: Bytes of blobs that went to getters, as they travelled.
         self.sent_bytes = 0
 
-    def routes(self) -> list[Route]:
-        base = f"{routes.DATA}/{{namespace}}"
-        return [
-            Route("POST", f"{base}/put", self.put, (_CREATE,), "pods", is_audited=True),
-            Route("POST", f"{base}/find", self.find, (_GET,), "pods"),
-            Route("GET", f"{base}/ls", self.list, (_LIST,), "pods"),
-            Route("POST", f"{base}/rm", self.remove, (_DELETE,), "pods", is_audited=True),
-            Route("POST", f"{base}/hold", self.hold, (_CREATE,), "pods", is_audited=True),
-            Route("POST", f"{base}/join", self.join, (_GET,), "pods"),
-            Route("POST", f"{base}/window", self.window, (_GET,), "pods"),
-            Route("GET", f"{base}/verify", self.verify, (_GET,), "pods"),
-            Route("POST", f"{base}/gc", self.collect, (_DELETE,), is_audited=True),
-            Route("POST", f"{base}/blobs", self.store, (_CREATE,), "pods", is_audited=True),
-            Route("POST", f"{base}/blobs-missing", self.missing, (_CREATE,), "pods"),
-            Route("POST", f"{base}/blobs-fetch", self.fetch, (_GET,), "pods"),
-        ]
+    def handlers(self) -> list[tuple[DataRoute, Handler]]:
+        by_verb: dict[str, Handler] = {
+            "put": self.put,
+            "find": self.find,
+            "ls": self.list,
+            "rm": self.remove,
+            "hold": self.hold,
+            "join": self.join,
+            "window": self.window,
+            "verify": self.verify,
+            "gc": self.collect,
+            "blobs": self.store,
+            "blobs-missing": self.missing,
+            "blobs-fetch": self.fetch,
+        }
+        return [(route, by_verb[route.verb]) for route in DATA_ROUTES]
 
     async def put(self, exchange: Exchange, namespace: str) -> None:
         """Let a key hold a manifest; or answer with its missing blobs."""
@@ -219,12 +274,9 @@ class BucketRoutes:
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
 
-    def routes(self) -> list[Route]:
-        base = f"{routes.DATA}/{{namespace}}"
-        return [
-            Route("POST", f"{base}/pull", self.pull, _GET_AND_CREATE, "pods", is_audited=True),
-            Route("POST", f"{base}/push", self.push, _GET_AND_CREATE, "pods", is_audited=True),
-        ]
+    def handlers(self) -> list[tuple[DataRoute, Handler]]:
+        by_verb: dict[str, Handler] = {"pull": self.pull, "push": self.push}
+        return [(route, by_verb[route.verb]) for route in BUCKET_ROUTES]
 
     async def pull(self, exchange: Exchange, namespace: str) -> None:
         """Let a key hold what is at an address; lines of progress, last the key or the failure."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -79,7 +79,7 @@ class ServiceRoutes:
         *,
         backend: str,
         started: float,
-        sent_bytes: Callable[[], int],
+        sent_bytes: Callable[[], Awaitable[int]],
         stop: Callable[[bool], None] | None,
     ) -> None:
         self._workloads = workloads
@@ -120,7 +120,7 @@ class ServiceRoutes:
     async def metrics(self, exchange: Exchange) -> None:
         """Figures for Prometheus, of all namespaces."""
         body = metrics_text(
-            self._workloads.list(), started=self._started, sent_bytes=self._sent_bytes()
+            self._workloads.list(), started=self._started, sent_bytes=await self._sent_bytes()
         )
         await exchange.respond(body.encode(), content_type=CONTENT_TYPE)
 

@@ -12,7 +12,7 @@ from kubetorch.controller.access import Asker, Need
 from kubetorch.controller.tuning import LIMITS
 from kubetorch.errors import ControllerError, ProtocolError
 from kubetorch.lib import asgi
-from kubetorch.lib.asgi import JSON, Receive, Request, Responder, Send, refusal
+from kubetorch.lib.asgi import JSON, Message, Receive, Request, Responder, Send, refusal
 from kubetorch.wire import messages, routes
 
 _T = TypeVar("_T")
@@ -27,6 +27,7 @@ class Exchange(Request):
         # Long enough to be unique in the audit log of a cluster for years.
         self.request_id = asgi.request_id(sent_id, size=16)
         self._responder = Responder(send, {routes.REQUEST_ID.lower(): self.request_id})
+        self._send = send
         self._asker: Asker | None = None
         #: Whether what is asked for may have begun; a request for a pod has not before it is there.
         self.has_started = True
@@ -67,9 +68,12 @@ class Exchange(Request):
     def has_begun(self) -> bool:
         return self._responder.has_begun
 
-    def passed_on(self) -> None:
-        """Another server has begun to answer."""
+    async def pass_on(self, message: Message) -> None:
+        """Send a part of the answer of another server."""
         self._responder.has_begun = True
+        if message["type"] == "http.response.start" and self._responder.on_status is not None:
+            self._responder.on_status(message["status"])
+        await self._send(message)
 
     def on_status(self, callback: Callable[[int], None]) -> None:
         """Call back with the status of the answer before the answer is sent."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller import views
-from kubetorch.controller.access import Asker, Need
+from kubetorch.controller.access import Access, Asker, Need
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.logs import PodLogs, check_pod, encode
 from kubetorch.controller.relay import Hosts
@@ -37,8 +37,11 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 
 
 class WorkloadRoutes:
-    def __init__(self, workloads: Workloads, blob_stores: BlobStores, hosts: Hosts) -> None:
+    def __init__(
+        self, workloads: Workloads, access: Access, blob_stores: BlobStores, hosts: Hosts
+    ) -> None:
         self._workloads = workloads
+        self._access = access
         self._hosts = hosts
         self._blob_stores = blob_stores
 
@@ -61,7 +64,7 @@ class WorkloadRoutes:
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
         """All workloads, or those of a namespace."""
         workload_views = self._workloads.list(namespace)
-        user = exchange.asker.creator(None).user
+        user = self._access.creator(exchange.asker.principal, None).user
         await exchange.respond_message([_owned(view, user) for view in workload_views])
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
@@ -72,7 +75,7 @@ class WorkloadRoutes:
         workload = self._workloads.get(namespace, name)
         workload.opened_by(exchange.query("program"))
         view = workload.view()
-        user = exchange.asker.creator(None).user
+        user = self._access.creator(exchange.asker.principal, None).user
         await exchange.respond_message(_owned(await self._complete(exchange.asker, view), user))
 
     async def wait(self, exchange: Exchange, namespace: str, name: str) -> None:
@@ -153,10 +156,11 @@ class WorkloadRoutes:
         head, rest = await _head(chunks)
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
-        creator = exchange.asker.creator(deploy.spec.username)
+        principal = exchange.asker.principal
+        creator = self._access.creator(principal, deploy.spec.username)
         # Checked before its code is stored, and again under the lock of the workload.
         self._workloads.check_owner(deploy, creator)
-        grant = await exchange.asker.check_deploy(deploy.spec)
+        grant = await self._access.check_deploy(principal, deploy.spec)
         await receive(_joined(rest, chunks), self._blob_stores, namespace)
         events = await self._workloads.deploy(deploy, creator, grant)
         await exchange.respond_stream(self._lines(exchange, events), content_type=NDJSON)

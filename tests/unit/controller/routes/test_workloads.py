@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from kubetorch.controller.access import Need
+from kubetorch.controller.access import Access, Need, Principal, User
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.relay import NO_HOSTS, Hosts
@@ -72,14 +72,19 @@ class AskedWorkload:
     async def may(self, need: Need) -> bool:
         return need.kind in self._rights
 
-    def creator(self, username: str | None) -> Creator:
+    @property
+    def principal(self) -> Principal:
+        return User("ann")
+
+    def creator(self, principal: Principal, username: str | None) -> Creator:
         return Creator("ann")
 
     async def respond_message(self, message: object) -> None:
         self.answer = message
 
     def ask(self, action: str, hosts: Hosts = NO_HOSTS) -> Any:
-        routes = WorkloadRoutes(cast("Workloads", self), cast("BlobStores", None), hosts)
+        workloads, access = cast("Workloads", self), cast("Access", self)
+        routes = WorkloadRoutes(workloads, access, cast("BlobStores", None), hosts)
         asyncio.run(getattr(routes, action)(self, namespace="team", name="f"))
         return self.answer
 
