@@ -89,7 +89,7 @@ class StoreRelay:
         self._clock = clock
         self._workloads = services
         # By namespace: the services that the store was told last.
-        self._told: dict[str, str] = {}
+        self._service_digests: dict[str, str] = {}
         self._sent_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,10 +154,10 @@ class StoreRelay:
         # It may be sent more than once.
         await exchange.body(LIMITS.request_body_bytes)
         for _ in range(LIMITS.store_attempts):
-            digest = await self._tell(namespace)
+            digest = await self._list_services(namespace)
             if await self._pass_on(exchange, [*headers, _header(routes.SERVICES, digest)]):
                 return
-            self._told.pop(namespace, None)
+            self._service_digests.pop(namespace, None)
         raise StoreUnavailableError("the data store forgets the services", hint=_HINT)
 
     async def _pass_on(self, exchange: Exchange, headers: list[Header]) -> bool:
@@ -208,17 +208,17 @@ class StoreRelay:
 
     # ----------------------------------------------------------------- what the controller asks
 
-    async def _tell(self, namespace: str) -> str:
+    async def _list_services(self, namespace: str) -> str:
         """Let the store know the services of a namespace; returns their digest."""
         services = {
             workload.key[1]: _service_pods(workload) for workload in self._workloads(namespace)
         }
         encoded = messages.encode(NamespaceServices(services))
         digest = services_digest(encoded)
-        if self._told.get(namespace) != digest:
+        if self._service_digests.get(namespace) != digest:
             path = routes.data(namespace, SERVICES_ROUTE.verb)
             await self._ask(path, namespace, encoded, patience=TIMING.store_patience_seconds)
-            self._told[namespace] = digest
+            self._service_digests[namespace] = digest
         return digest
 
     async def end_service(self, namespace: str, service: str) -> int:

@@ -101,8 +101,8 @@ class StoreGate:
         return principal.pod_namespace
 
 
-class ToldPods:
-    """The pods of a service, as the controller has told."""
+class ListedPods:
+    """The pods of a service, as the controller has listed them."""
 
     def __init__(self, pods: tuple[ServicePod, ...]) -> None:
         self.pod_names = [pod.name for pod in pods]
@@ -115,17 +115,17 @@ class ToldPods:
 
 
 class Services:
-    """The services of each namespace, as the controller has told."""
+    """The services of each namespace, as the controller has listed them."""
 
     def __init__(self) -> None:
-        self._services: dict[str, dict[str, ToldPods]] = {}
+        self._services: dict[str, dict[str, ListedPods]] = {}
         # By namespace: the states that were told last. Requests that run at the same time may name
         # different ones; each of them gets the newest.
         self._digests: dict[str, deque[str]] = {}
 
     def update(self, namespace: str, encoded: bytes) -> None:
         services = messages.decode(NamespaceServices, encoded).services
-        self._services[namespace] = {name: ToldPods(pods) for name, pods in services.items()}
+        self._services[namespace] = {name: ListedPods(pods) for name, pods in services.items()}
         recent_digests = self._digests.setdefault(
             namespace, deque(maxlen=LIMITS.remembered_service_states)
         )
@@ -137,7 +137,7 @@ class Services:
     def has(self, namespace: str, service: str) -> bool:
         return service in self._services.get(namespace, {})
 
-    def find(self, namespace: str, service: str) -> ToldPods | None:
+    def find(self, namespace: str, service: str) -> ListedPods | None:
         return self._services.get(namespace, {}).get(service)
 
 

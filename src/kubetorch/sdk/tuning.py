@@ -38,7 +38,7 @@ class Timing(Table):
     #: A get says after so long that the controller does not answer that question.
     data_silence_seconds: float = 5.0
     #: A pod asks so often whether there is a store of its own, and for a new token for it.
-    store_way_seconds: float = 600.0
+    store_connection_seconds: float = 600.0
     #: Such a store answers a pod within it, else the controller relays the pod's blobs.
     store_probe_seconds: float = 2.0
     #: Until the pod tries to reach it again.

@@ -1,4 +1,4 @@
-"""The way of blobs from a pod to a store of its own, past the controller.
+"""The connection of a pod to a data store of its own, past the controller.
 
 Outside of pods there is only the controller, which relays. So does it for a pod that does not reach
 the store, for example because of a NetworkPolicy.
@@ -6,7 +6,6 @@ the store, for example because of a NetworkPolicy.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
     from kubetorch.sdk.controller import Controller
 
 
-class _Way(NamedTuple):
-    """How blobs go until a moment, in seconds since the epoch; `None`: through the controller."""
+class _Connection(NamedTuple):
+    """How blobs go until `end`, in seconds since the epoch; `None`: through the controller."""
 
     store: HttpClient | None
     end: float
 
 
-_lock = threading.Lock()
-#: By controller and namespace.
-_ways: dict[tuple[str, str], _Way] = {}
+#: By controller and namespace. Threads that connect at the same time ask twice: no lock is held
+#: that a forked child could inherit.
+_connections: dict[tuple[str, str], _Connection] = {}
 
 
 def find(controller: Controller, namespace: str) -> HttpClient | None:
@@ -38,31 +37,30 @@ def find(controller: Controller, namespace: str) -> HttpClient | None:
     if not environment.is_in_pod():
         return None
     key = controller.base_url, namespace
-    with _lock:
-        way = _ways.get(key)
-        if way is None or way.end <= time.time():
-            way = _ways[key] = _new_way(controller, namespace)
-        return way.store
+    connection = _connections.get(key)
+    if connection is None or connection.end <= time.time():
+        forget(controller, namespace)
+        connection = _connections[key] = _connect(controller, namespace)
+    return connection.store
 
 
 def forget(controller: Controller, namespace: str) -> None:
-    """Ask the controller again: the store refuses its token."""
-    with _lock:
-        way = _ways.pop((controller.base_url, namespace), None)
-    if way is not None and way.store is not None:
-        way.store.close()
+    """Ask the controller anew the next time; requests that are on their way go on."""
+    connection = _connections.pop((controller.base_url, namespace), None)
+    if connection is not None and connection.store is not None:
+        connection.store.close()
 
 
-def _new_way(controller: Controller, namespace: str) -> _Way:
+def _connect(controller: Controller, namespace: str) -> _Connection:
     path, patience = routes.data(namespace, "contact"), TIMING.source_answer_seconds
-    end = time.time() + TIMING.store_way_seconds
+    end = time.time() + TIMING.store_connection_seconds
     try:
         contact = messages.decode(StoreContact, controller.ask("POST", path, timeout=patience))
         if not contact.url:
-            return _Way(None, end)
+            return _Connection(None, end)
         store = HttpClient(contact.url, contact.token)
         with store.request("GET", routes.HEALTH, timeout=TIMING.store_probe_seconds) as answer:
             answer.read()
     except KubetorchError:
-        return _Way(None, time.time() + TIMING.store_retry_seconds)
-    return _Way(store, min(end, contact.expires - TIMING.store_token_margin_seconds))
+        return _Connection(None, time.time() + TIMING.store_retry_seconds)
+    return _Connection(store, min(end, contact.expires - TIMING.store_token_margin_seconds))
