@@ -37,6 +37,8 @@ class Timing(Table):
     data_question_seconds: float = 45.0
     #: A get says after so long that the controller does not answer that question.
     data_silence_seconds: float = 5.0
+    #: The metadata server of a node answers its pods within it; elsewhere nothing does.
+    metadata_seconds: float = 1.0
     #: A pod asks so often whether there is a store of its own, and for a new token for it.
     store_connection_seconds: float = 600.0
     #: Such a store answers a pod within it, else the controller relays the pod's blobs.
@@ -289,6 +291,8 @@ class Limits(Table):
     #: Messages of a debugger that wait to be shown; the rest stays in the pod. At a prompt half of
     #: them may be output, and the rest of it is dropped.
     debug_messages: int = 64
+    #: The name of an account, of a metadata server.
+    metadata_bytes: int = 4096
     #: Output of one command on the page of a debugger, which a browser has to lay out.
     debug_page_bytes: int = 1024 * 1024
     #: Line of the header of a message of a debug adapter.

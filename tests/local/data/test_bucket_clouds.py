@@ -259,6 +259,43 @@ def test_an_object_with_an_encoding_comes_as_it_is_stored(
     assert Path("a.gz").read_bytes() == stored
 
 
+def test_a_pod_of_google_pulls_with_the_identity_that_its_node_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    objects = Objects(a=b"of the pod")
+    objects.allows = lambda request: request.headers.get("authorization") == "Bearer of-the-pod"
+
+    class Metadata(BaseHTTPRequestHandler):
+        """The metadata server of a node, as Google documents it."""
+
+        def do_GET(self) -> None:
+            account = "/computeMetadata/v1/instance/service-accounts/default/"
+            content = {
+                f"{account}email": b"pod@project.iam.gserviceaccount.com",
+                f"{account}token": b'{"access_token": "of-the-pod", "expires_in": 3600}',
+            }.get(self.path.partition("?")[0])
+            is_right = self.headers.get("metadata-flavor") == "Google" and content is not None
+            self.send_response(200 if is_right else 404)
+            self.send_header("metadata-flavor", "Google")
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with serving(objects.handler()) as url, serving(Metadata) as metadata_url:
+        monkeypatch.setenv("GOOGLE_ENDPOINT_URL", url)
+        for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+            monkeypatch.setenv(name, metadata_url.removeprefix("http://"))
+        with pytest.raises(kt.DataStoreError, match="may not be reached with these credentials"):
+            kt.get("gs://bucket/a", "on-a-laptop")
+        monkeypatch.setenv("KT_SERVICE_NAME", "f")
+        kt.get("gs://bucket/a", "in-a-pod")
+    assert Path("in-a-pod/a").read_bytes() == b"of the pod"
+
+
 # ----------------------------------------------------------------------------------------- faults
 
 

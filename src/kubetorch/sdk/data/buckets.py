@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +23,14 @@ from kubetorch.datastore.addresses import SETTINGS, WRITABLE, Address
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.datastore.transfer import compressed
 from kubetorch.errors import DataStoreError, KubetorchError
+from kubetorch.lib.http_client import HttpClient
 from kubetorch.sdk.credentials import EnvVars, pairs
 from kubetorch.sdk.data.client import DataClient, ask
 from kubetorch.sdk.data.progress import Progress
 from kubetorch.sdk.data.upload import Upload, batches
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, messages
 from kubetorch.wire.buckets import BucketJob, BucketProgress, PullBucket, PushBucket
 from kubetorch.wire.data import FindKeys, PutKey
@@ -43,6 +45,7 @@ _IDENTITIES = (
     *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AZURE_FEDERATED_TOKEN_FILE"),
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
+_GOOGLE_ACCOUNT = "/computeMetadata/v1/instance/service-accounts/default"
 
 
 def pull(
@@ -200,7 +203,39 @@ def _has_identity(address: Address, options: Mapping[str, str]) -> bool:
     if not environment.is_in_pod() or address.scheme not in WRITABLE or options.keys() - SETTINGS:
         return False
     environ = environment.for_programs()
-    return any(map(environ.get, _IDENTITIES)) and find_spec("obstore") is not None
+    if find_spec("obstore") is None:
+        return False
+    if any(map(environ.get, _IDENTITIES)):
+        return True
+    return address.scheme == "gs" and _is_known_to_google(_google_metadata_url(environ))
+
+
+def _google_metadata_url(environ: Mapping[str, str]) -> str:
+    """Where Google tells a pod its identity, as its libraries and obstore find it.
+
+    By number: where there is no such server, a name would wait for DNS.
+    """
+    names = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
+    host = next((environ[name] for name in names if environ.get(name)), "169.254.169.254")
+    return f"http://{host}"
+
+
+@lru_cache(maxsize=4)
+def _is_known_to_google(url: str) -> bool:
+    """Whether the metadata server of a node of Google's has an account for this pod.
+
+    A pod of GKE with Workload Identity has no variable that says so. See "About VM metadata" and
+    "Workload Identity Federation for GKE" of Google Cloud's documentation.
+    """
+    path, headers = f"{_GOOGLE_ACCOUNT}/email", {"Metadata-Flavor": "Google"}
+    try:
+        with (
+            HttpClient(url, timeout=TIMING.metadata_seconds) as http,
+            http.request("GET", path, headers=headers) as answer,
+        ):
+            return answer.status == 200 and bool(answer.read(LIMITS.metadata_bytes))
+    except (KubetorchError, ValueError):
+        return False
 
 
 def _pull_here(
