@@ -1,4 +1,8 @@
-"""Notebooks that run in a real kernel."""
+"""Notebooks that run in a real kernel.
+
+The first notebook imports nbclient, whose libraries take seconds: each worker of `pytest` imports
+this file, and few run a notebook.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+import pytest
+
+if TYPE_CHECKING:
     import nbformat
     from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
 
 #: The first cell.
 DEPLOY = """
@@ -61,7 +67,18 @@ def kernel_in(folder: Path) -> Iterator[Any]:
             client._cleanup_kernel()
 
 
+def a_cell_fails(match: str | None = None) -> pytest.RaisesExc[CellExecutionError]:
+    """`pytest.raises` for what a cell raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from nbclient.exceptions import CellExecutionError
+    return pytest.raises(CellExecutionError, match=match)
+
+
 def _client(folder: Path, sources: Sequence[str], kernel: Any) -> NotebookClient:
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
     resources = {"metadata": {"path": folder}}
     return NotebookClient(notebook, kernel, timeout=90, kernel_name="python3", resources=resources)

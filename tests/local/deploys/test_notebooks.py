@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from nbclient.exceptions import CellExecutionError
 
 import notebooks
 from notebooks import DEPLOY
@@ -164,7 +163,7 @@ def test_annotations_of_cells_that_postpone_them_need_no_value(new_notebook):
 
 
 def refused(notebook, *cells):
-    with pytest.raises(CellExecutionError) as caught:
+    with notebooks.a_cell_fails() as caught:
         notebook(DEPLOY, *cells)
     return re.sub(r"\x1b\[[\d;]*m", "", str(caught.value)).partition("NotebookError: ")[2]
 

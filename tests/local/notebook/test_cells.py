@@ -4,7 +4,6 @@ import re
 
 import pytest
 from jupyter_client.manager import start_new_kernel
-from nbclient.exceptions import CellExecutionError
 
 import notebooks
 
@@ -56,7 +55,7 @@ def test_a_cell_changes_and_deletes_names_of_the_notebook(notebook):
     )
 
     assert shown[-1] == "(3, [3, 4])"
-    with pytest.raises(CellExecutionError, match=r"the cell uses file.*cannot travel"):
+    with notebooks.a_cell_fails(match=r"the cell uses file.*cannot travel"):
         notebook("file = open('shapes.py')", "%%kt --cpus 0.1\nfile += 1")
 
 
@@ -78,19 +77,19 @@ def test_a_name_that_cannot_travel_is_named_and_stays_behind(notebook):
 
 
 def test_a_name_that_cannot_be_sent_is_refused_with_its_name(notebook):
-    with pytest.raises(CellExecutionError, match=r"the cell uses file.*cannot travel"):
+    with notebooks.a_cell_fails(match=r"the cell uses file.*cannot travel"):
         notebook("file = open('shapes.py')", "%%kt --cpus 0.1\nfile.read()")
 
 
 def test_an_error_of_the_cell_is_shown_with_its_line(notebook):
-    with pytest.raises(CellExecutionError, match=r"line 2(.|\n)*1 / 0") as raised:
+    with notebooks.a_cell_fails(match=r"line 2(.|\n)*1 / 0") as raised:
         notebook("%%kt --cpus 0.1\nx = 1\n1 / 0")
     assert raised.value.ename == "ZeroDivisionError"
 
 
 @pytest.mark.parametrize("source", ["def f():\n    1 / 0\nf()", "await asyncio.sleep('x')"])
 def test_a_traceback_of_a_cell_has_the_lines_of_the_user_alone(notebook, source):
-    with pytest.raises(CellExecutionError) as raised:
+    with notebooks.a_cell_fails() as raised:
         notebook(f"%%kt --cpus 0.1\nimport asyncio\n{source}")
 
     text = re.sub(r"\x1b\[[0-9;]*m", "", raised.value.traceback)
@@ -137,7 +136,7 @@ except Exception as error:
 
 def test_lines_that_only_ipython_can_run_are_refused_with_their_text(notebook):
     for line in ("!echo hi", "%time 1", "files = !ls"):
-        with pytest.raises(CellExecutionError) as raised:
+        with notebooks.a_cell_fails() as raised:
             notebook(f"%%kt --cpus 0.1\nx = 1\n{line}")
         assert f"do not run in a pod: {line}" in str(raised.value)
 
@@ -146,7 +145,7 @@ def test_the_options_are_shown_without_a_cell(notebook):
     shown = notebook("%%kt --help", "%kt -h", "%%kt --help\n1")
 
     assert all("--compute COMPUTE" in text for text in shown[1:])
-    with pytest.raises(CellExecutionError, match="needs two %"):
+    with notebooks.a_cell_fails(match="needs two %"):
         notebook("%kt --cpus 4")
 
 
