@@ -24,16 +24,20 @@ def variables(*names):
     return {name: os.environ.get(name) for name in names}
 """
 NAMES = ("alpha", "beta", "gamma")
-INSTALLERS = (
+UV = (
     "uv pip install --system",
     "uv -q pip install",
+    "uv pip install --system --break-system-packages",
+)
+PIP = (
     "pip install",
     "pip3 install",
     f"pip3.{sys.version_info.minor} install",
     "python -m pip install",
     "python3 -m pip install --upgrade",
-    "uv pip install --system --break-system-packages",
 )
+#: A package for each step of an image.
+STEPS = tuple(f"step{number}" for number in range(max(len(UV), len(PIP))))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def index(own_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where packages come from, as the user's variables say, beside all that says where to."""
     index = tmp_path_factory.mktemp("index")
-    for name in NAMES:
+    for name in (*NAMES, *STEPS):
         wheels.build(index, name, "1.0", f"VALUE = '{name} 1.0'\ndef main(): print(VALUE)\n")
     places = {
         "UV_PYTHON": str(own_folder / "venv" / "bin" / "python"),
@@ -92,7 +96,7 @@ def values(tmp_path: Path) -> Iterator[kt.Fn]:
 
 def found_in(own_folder: Path) -> list[Path]:
     """What was installed where the user's variables say."""
-    return [path for name in NAMES for path in own_folder.rglob(f"{name}*")]
+    return [path for name in (*NAMES, *STEPS) for path in own_folder.rglob(f"{name}*")]
 
 
 def test_requirements_are_installed_for_the_pod(values, own_folder):
@@ -102,12 +106,15 @@ def test_requirements_are_installed_for_the_pod(values, own_folder):
     assert found_in(own_folder) == []
 
 
-@pytest.mark.parametrize("installer", INSTALLERS)
-def test_commands_of_an_image_install_for_the_pod(values, own_folder, installer):
-    image = kt.Image().run_bash(f"{installer} gamma")
+@pytest.mark.parametrize("installers", [UV, PIP], ids=["uv", "pip"])
+def test_commands_of_an_image_install_for_the_pod(values, own_folder, installers):
+    image = kt.Image()
+    packages = STEPS[: len(installers)]
+    for installer, package in zip(installers, packages, strict=True):
+        image.run_bash(f"{installer} {package}")
     values.to(kt.Compute(cpus="0.1", image=image))
 
-    assert values("gamma") == ["gamma 1.0"]
+    assert values(*packages) == [f"{package} 1.0" for package in packages]
     assert found_in(own_folder) == []
 
 
@@ -132,7 +139,7 @@ def test_commands_in_a_pod_install_for_it_alone(values, own_folder, service, ima
     values.to(kt.Compute(cpus="0.1", image=image))
     shared = "environments/*/lib/python*/site-packages/*"
     before = set(service.glob(shared))
-    for number, installer in enumerate(INSTALLERS):
+    for number, installer in enumerate((*UV, *PIP)):
         name = ("beta", "gamma")[number % 2]
         command = f"{installer} {name}" + (" --force-reinstall" if number > 1 else "")
         ((status, output, error),) = values.compute.run_bash(command)
