@@ -1,5 +1,6 @@
 """The documents say what is so: code compiles, links lead somewhere, references are complete."""
 
+import functools
 import inspect
 import json
 import re
@@ -141,6 +142,7 @@ def sections(page, depth):
     }
 
 
+@functools.cache
 def all_commands():
     """Every command by the words that run it."""
     commands = {"kt": typer.main.get_command(app)}

@@ -24,6 +24,8 @@ FOLDER = Path(__file__).parents[1] / "chart"
 RELEASE = "kubetorch"
 SERVICE = "kubetorch"
 _HOOK = "helm.sh/hook"
+#: Both are safe ones.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Kinds in the order in which helm applies them; others come after these.
 _ORDER = (
     "Namespace",
@@ -95,7 +97,8 @@ class Chart:
             name = f"templates/{path.name}"
             text = self.templates.render(name, data)
             try:
-                manifests += [document for document in yaml.safe_load_all(text) if document]
+                documents = yaml.load_all(text, _LOADER)
+                manifests += [document for document in documents if document]
             except yaml.YAMLError as error:
                 raise InstallError(f"{name} renders to what is no YAML: {error}") from error
         applied = [
@@ -127,7 +130,7 @@ def _rank(manifest: Object) -> tuple[int, str]:
 
 
 def _yaml(path: Path) -> Mapping[str, Any]:
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     if not isinstance(document, Mapping):
         raise InstallError(f"{path} is no mapping")
     return document

@@ -243,7 +243,8 @@ def rendered(values, namespace="kubetorch"):
     data = {"Values": values, "Chart": about, "Release": release}
     names = sorted(f"templates/{path.name}" for path in (FOLDER / "templates").glob("*.yaml"))
     texts = (chart.templates.render(name, data) for name in names)
-    return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
+    loads = (yaml.load_all(text, Loader=yaml.CSafeLoader) for text in texts)
+    return [manifest for manifests in loads for manifest in manifests if manifest]
 
 
 #: What is allowed in every namespace although watchNamespaces names some: it reads what lies in

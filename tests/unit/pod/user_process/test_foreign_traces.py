@@ -51,7 +51,7 @@ def set_trace(thread, function):
 
 def test_one_thread_of_many_is_traced_again_and_again(spinning):
     threads = [spinning() for _ in range(6)]
-    for turn in range(60):
+    for turn in range(18):
         seen, is_traced = set(), threading.Event()
 
         def trace(*_, seen=seen, is_traced=is_traced):
