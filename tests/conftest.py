@@ -45,8 +45,8 @@ FOREIGN = (
 )
 #: `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS` and `FS_TOPDIR_FL` of Linux, see `chattr +T`.
 _GET_FLAGS, _SET_FLAGS, _TOPDIR = 0x80086601, 0x40086602, 0x00020000
-#: Twice as many workers as processors, as far as memory allows.
-WORKERS_PER_PROCESSOR, MAX_WORKERS = 2, 8
+#: More workers than processors, as most tests wait, as far as memory allows.
+WORKERS_PER_PROCESSOR, MAX_WORKERS = 3, 8
 
 
 @pytest.hookimpl(tryfirst=True)
