@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from kubetorch.controller.access import Asker, BoundPod, PodIdentity, Principal, User
@@ -23,9 +23,10 @@ from kubetorch.controller.routes.data import (
     BUCKET_ROUTES,
     CONTACT_NEEDS,
     CONTACT_ROUTE,
-    CONTROLLERS,
+    CONTROLLER_VERB,
     DATA_ROUTES,
     END_ROUTE,
+    RELAY_VERB,
     SERVICES_ROUTE,
     DataRoute,
     check_sender,
@@ -33,8 +34,9 @@ from kubetorch.controller.routes.data import (
 from kubetorch.controller.routes.table import Exchange, Route
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
+from kubetorch.datastore.key_folder import KeyFolder
 from kubetorch.errors import KubetorchError, StoreUnavailableError
-from kubetorch.lib import deadlines, proxy, sockets
+from kubetorch.lib import deadlines, proxy
 from kubetorch.lib.asgi import Message
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.http1 import Header
@@ -52,9 +54,15 @@ from kubetorch.wire.data import (
     services_digest,
 )
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
 
 _HINT = "kt check says why; then try again"
+
+
+class _StandbyError(Exception):
+    """The store that answers does not lead, or not yet: it has begun nothing."""
 
 
 class _Answer(NamedTuple):
@@ -83,13 +91,16 @@ class StoreRelay:
         address = urlsplit(url)
         assert address.hostname is not None, url
         self._url = url
-        self._keys = keys
+        # What the controller had stays whole: the store may be given up again.
+        entries = keys.iterdir() if keys.is_dir() else ()
+        self._former_keys = {entry.name: KeyFolder(entry) for entry in entries if entry.is_dir()}
         self._host, self._port = address.hostname, address.port or 80
         self._secret = secret
         self._clock = clock
         self._workloads = services
         # By namespace: the services that the store was told last.
         self._service_digests: dict[str, str] = {}
+        self._list_locks: dict[str, asyncio.Lock] = {}
         self._sent_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -106,18 +117,17 @@ class StoreRelay:
 
     async def move(self) -> None:
         """Leave the keys that the controller had before, and say so."""
-        count = await asyncio.to_thread(
-            lambda: sum(file.is_file() for file in self._keys.rglob("*"))
-        )
-        if count:
-            _log.warning("keys of before stay on this disk count=%s folder=%s", count, self._keys)
+        for namespace, folder in self._former_keys.items():
+            if len(folder):
+                _log.warning("keys stay on this disk namespace=%s count=%s", namespace, len(folder))
 
     async def close(self) -> None:
         await cancel_all(self._tasks)
 
     def manifests(self, store: NamespaceBlobs) -> set[str]:
-        """No manifest is here."""
-        return set()
+        """The manifests of the keys that the controller had before."""
+        folders = [folder for name, folder in self._former_keys.items() if store.is_of(name)]
+        return {view.manifest for folder in folders for view in folder.all()}
 
     def refresh(self, store: NamespaceBlobs, only_unsettled: bool) -> None:
         """Read no keys: they are not here."""
@@ -146,19 +156,25 @@ class StoreRelay:
             for need in route.needs:
                 await check_sender(exchange, namespace, need)
         verbs = tuple(need.verb for need in route.needs)
-        token = self._token(namespace, verbs, exchange.asker, TIMING.relay_token_seconds)
-        headers = [_authorization(token), _header(routes.REQUEST_ID, exchange.request_id)]
         if route.is_bulk:
-            await self._pass_on(exchange, headers)
+            headers = self._headers(exchange, namespace, verbs)
+            await self._patiently(partial(self._pass_on, exchange, headers), 0.0)
             return
         # It may be sent more than once.
         await exchange.body(LIMITS.request_body_bytes)
         for _ in range(LIMITS.store_attempts):
             digest = await self._list_services(namespace)
-            if await self._pass_on(exchange, [*headers, _header(routes.SERVICES, digest)]):
+            headers = self._headers(exchange, namespace, (*verbs, RELAY_VERB))
+            headers.append(_header(routes.SERVICES, digest))
+            send = partial(self._pass_on, exchange, headers)
+            if await self._patiently(send, TIMING.store_patience_seconds):
                 return
             self._service_digests.pop(namespace, None)
         raise StoreUnavailableError("the data store forgets the services", hint=_HINT)
+
+    def _headers(self, exchange: Exchange, namespace: str, verbs: tuple[str, ...]) -> list[Header]:
+        token = self._token(namespace, verbs, exchange.asker, TIMING.relay_token_seconds)
+        return [_authorization(token), _header(routes.REQUEST_ID, exchange.request_id)]
 
     async def _pass_on(self, exchange: Exchange, headers: list[Header]) -> bool:
         """Pass a request on, and its answer back, unless the store does not know its services."""
@@ -166,6 +182,7 @@ class StoreRelay:
 
         async def send(message: Message) -> None:
             nonlocal is_known
+            _check_leader(message)
             if message.get("status") == routes.UNKNOWN_SERVICES:
                 is_known = False
             if is_known:
@@ -179,6 +196,18 @@ class StoreRelay:
             raise self._unavailable(error) from error
         return is_known
 
+    async def _patiently(self, send: Callable[[], Awaitable[_T]], patience: float) -> _T:
+        """Send a request again while the store that answers does not lead."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + patience
+        while True:
+            try:
+                return await send()
+            except _StandbyError as error:
+                if loop.time() >= end:
+                    raise self._unavailable(error) from error
+            await asyncio.sleep(TIMING.store_connect_interval_seconds)
+
     def _target(self, headers: Iterable[Header], patience: float) -> Target:
         mount = Mount("", "")
         return Target(self._host, self._port, mount, tuple(headers), partial(self._dial, patience))
@@ -189,16 +218,26 @@ class StoreRelay:
         end = loop.time() + patience
         while True:
             try:
-                connection = await asyncio.to_thread(
-                    sockets.connect, self._host, self._port, TIMING.store_connect_seconds
-                )
-            except OSError:
+                return await self._connect()
+            except (OSError, TimeoutError, asyncio.TimeoutError):
                 if loop.time() >= end:
                     raise
-            else:
-                connection.setblocking(False)
-                return connection
             await asyncio.sleep(TIMING.store_connect_interval_seconds)
+
+    async def _connect(self) -> socket.socket:
+        # Not in a thread: those of the loop work for deploys, too.
+        loop = asyncio.get_running_loop()
+        async with deadlines.timeout(TIMING.store_connect_seconds):
+            infos = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = infos[0]
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.setblocking(False)
+                await loop.sock_connect(connection, address)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
 
     def _unavailable(self, error: Exception) -> StoreUnavailableError:
         return StoreUnavailableError(
@@ -210,26 +249,28 @@ class StoreRelay:
 
     async def _list_services(self, namespace: str) -> str:
         """Let the store know the services of a namespace; returns their digest."""
-        services = {
-            workload.key[1]: _service_pods(workload) for workload in self._workloads(namespace)
-        }
-        encoded = messages.encode(NamespaceServices(services))
-        digest = services_digest(encoded)
-        if self._service_digests.get(namespace) != digest:
-            path = routes.data(namespace, SERVICES_ROUTE.verb)
-            await self._ask(path, namespace, encoded, patience=TIMING.store_patience_seconds)
-            self._service_digests[namespace] = digest
-        return digest
+        # One list at a time: the store keeps the last one that arrives.
+        async with self._list_locks.setdefault(namespace, asyncio.Lock()):
+            services = {
+                workload.key[1]: _service_pods(workload) for workload in self._workloads(namespace)
+            }
+            encoded = messages.encode(NamespaceServices(services))
+            digest = services_digest(encoded)
+            if self._service_digests.get(namespace) != digest:
+                path = routes.data(namespace, SERVICES_ROUTE.verb)
+                await self._ask(path, namespace, encoded, patience=TIMING.store_patience_seconds)
+                self._service_digests[namespace] = digest
+            return digest
 
     async def end_service(self, namespace: str, service: str) -> int:
         """Delete the keys of a service that was torn down; returns their number.
 
         Raises:
-            StoreUnavailableError: The store does not answer. It is asked again later.
+            KubetorchError: The store does not answer, or refuses. It is asked again later.
         """
         try:
             return await self._end_service(namespace, service)
-        except StoreUnavailableError:
+        except KubetorchError:
             start_task(self._end_later(namespace, service), self._tasks)
             raise
 
@@ -255,12 +296,18 @@ class StoreRelay:
     async def sent_bytes(self) -> int:
         """Bytes of blobs that the store has sent to getters, as far as it has told."""
         with contextlib.suppress(KubetorchError):
-            status = messages.decode(StoreStatus, await self._ask(routes.STATUS, ""))
-            self._sent_bytes = status.sent_bytes
+            answer = await self._ask(routes.STATUS, "", seconds=TIMING.store_connect_seconds)
+            self._sent_bytes = messages.decode(StoreStatus, answer).sent_bytes
         return self._sent_bytes
 
     async def _ask(
-        self, path: str, namespace: str, body: bytes | None = None, *, patience: float = 0.0
+        self,
+        path: str,
+        namespace: str,
+        body: bytes | None = None,
+        *,
+        patience: float = 0.0,
+        seconds: float = TIMING.store_answer_seconds,
     ) -> bytes:
         """The body of an answer to the controller itself; without a body it is a `GET`."""
         token = self._own_token(namespace)
@@ -274,9 +321,10 @@ class StoreRelay:
             "headers": headers,
         }
         target = self._target([(b"host", self._host.encode())], patience)
+        send = partial(_exchange, scope, body or b"", target)
         try:
-            async with deadlines.timeout(TIMING.store_answer_seconds):
-                answer = await _exchange(scope, body or b"", target)
+            async with deadlines.timeout(seconds):
+                answer = await self._patiently(send, patience)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise self._unavailable(error) from error
         if answer.status >= 300:
@@ -287,7 +335,7 @@ class StoreRelay:
         now = self._clock.time()
         audience = tokens.audience(namespace, tokens.STORE)
         expires = now + TIMING.relay_token_seconds
-        claims = tokens.Claims(audience, expires, "controller", (CONTROLLERS,), now)
+        claims = tokens.Claims(audience, expires, "controller", (CONTROLLER_VERB,), now)
         return tokens.sign(tokens.workload_key(self._secret, audience), claims)
 
     def _token(self, namespace: str, verbs: tuple[str, ...], asker: Asker, seconds: float) -> str:
@@ -318,6 +366,13 @@ def _service_pods(workload: Workload) -> tuple[ServicePod, ...]:
     return tuple(pods)
 
 
+def _check_leader(message: Message) -> None:
+    """Raise `_StandbyError` at the begin of the answer of a store that does not lead."""
+    names = [name for name, _ in message.get("headers", ())]
+    if routes.STANDBY.lower().encode() in names:
+        raise _StandbyError("it does not lead yet")
+
+
 async def _exchange(scope: Message, body: bytes, target: Target) -> _Answer:
     """The answer to a request with this body."""
     request = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -330,6 +385,7 @@ async def _exchange(scope: Message, body: bytes, target: Target) -> _Answer:
 
     async def send(message: Message) -> None:
         nonlocal status
+        _check_leader(message)
         status = message.get("status", status)
         pieces.append(message.get("body", b""))
 

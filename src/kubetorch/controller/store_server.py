@@ -26,7 +26,12 @@ from kubetorch.controller.app import App, Audit
 from kubetorch.controller.blobs import BlobStores, GarbageCollector
 from kubetorch.controller.holders import Holders
 from kubetorch.controller.local_store import LocalStore
-from kubetorch.controller.routes.data import CONTROLLERS, END_ROUTE, SERVICES_ROUTE
+from kubetorch.controller.routes.data import (
+    CONTROLLER_VERB,
+    END_ROUTE,
+    RELAY_VERB,
+    SERVICES_ROUTE,
+)
 from kubetorch.controller.routes.table import Exchange, Handler, Permission, Route, Table
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import ForbiddenError, ForeignOriginError, UnauthorizedError
@@ -187,12 +192,15 @@ class StoreServer:
 
     def _routes(self) -> list[Route]:
         data_routes = [
-            route.handled_by(handler if route.is_bulk else partial(self._with_services, handler))
+            # Also for pods: the gate decides by the token alone.
+            route._replace(audience="user").handled_by(
+                handler if route.is_bulk else partial(self._with_services, handler)
+            )
             for route, handler in self._data.handlers()
         ]
         return [
             Route("GET", routes.HEALTH, self.health, audience="anybody"),
-            Route("GET", routes.STATUS, self.status, (Permission(CONTROLLERS, "data", "all"),)),
+            Route("GET", routes.STATUS, self.status, (Permission(CONTROLLER_VERB, "data", "all"),)),
             SERVICES_ROUTE.handled_by(self.set_services),
             END_ROUTE.handled_by(self.end_service),
             *data_routes,
@@ -217,12 +225,11 @@ class StoreServer:
         await self._server.close(TIMING.server_close_seconds)
 
     async def _with_services(self, handler: Handler, exchange: Exchange, namespace: str) -> None:
-        if not self._services.is_known(
-            namespace, exchange.headers.get(routes.SERVICES.lower(), "")
-        ):
-            raise refusal(
-                routes.UNKNOWN_SERVICES, "the store does not know the services of this request"
-            )
+        await exchange.asker.require(Permission(RELAY_VERB, "data").of(namespace, ""))
+        digest = exchange.headers.get(routes.SERVICES.lower(), "")
+        if not self._services.is_known(namespace, digest):
+            message = "the store does not know the services of this request"
+            raise refusal(routes.UNKNOWN_SERVICES, message)
         await handler(exchange, namespace)
 
     async def health(self, exchange: Exchange) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from kubetorch.errors import InstallError, KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.install import apply, releases, scope
 from kubetorch.install.apply import Report
-from kubetorch.install.readiness import NAME
+from kubetorch.install.readiness import NAME, STORE
 from kubetorch.install.releases import Item
 from kubetorch.install.scope import WORKLOADS, Scope
 from kubetorch.install.tuning import LIMITS
@@ -53,10 +53,11 @@ def _items_of(manifests: list[Object]) -> tuple[Item, ...]:
     return tuple(sorted(map(Item.of, manifests)))
 
 
-#: Objects that the controller makes in its own namespace.
+#: Objects that the controller and a data store of its own make in their namespace.
 _CONTROLLER_OBJECTS = (
     Item("v1", "Secret", "", "kubetorch-installation"),
     Item("coordination.k8s.io/v1", "Lease", "", NAME),
+    Item("coordination.k8s.io/v1", "Lease", "", STORE.name),
 )
 
 

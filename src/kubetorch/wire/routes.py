@@ -23,6 +23,8 @@ AUTHORIZATION = "Authorization"
 REQUEST_ID = "X-Request-ID"
 #: Of a request about keys to a store of its own: the digest of the services that it must know.
 SERVICES = "X-Kubetorch-Services"
+#: Of an answer of a process that does not lead, and has begun nothing.
+STANDBY = "X-Kubetorch-Standby"
 #: The status of its answer if it does not know them.
 UNKNOWN_SERVICES = 428
 SERIALIZATION = "X-Serialization"

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,17 +15,21 @@ import pytest
 
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.blobs import BlobStores
+from kubetorch.controller.cluster.process import answer_as_standby
+from kubetorch.controller.store_relay import StoreRelay
 from kubetorch.controller.store_server import StoreServer
 from kubetorch.datastore import manifests
 from kubetorch.datastore.blobs import digest_of
+from kubetorch.datastore.key_folder import KeyFolder
 from kubetorch.errors import DataStoreError, ForbiddenError, StoreUnavailableError
 from kubetorch.lib.clock import SystemClock
 from kubetorch.lib.http_client import HttpClient
+from kubetorch.lib.http_server import Server
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.data import store_connection
 from kubetorch.sdk.data.client import DataClient
 from kubetorch.wire import messages, routes, tokens
-from kubetorch.wire.data import Holder, PutKey, StoreContact
+from kubetorch.wire.data import Holder, KeyView, PutKey, StoreContact
 from tests.cluster_controller import SECRET
 from tests.free_ports import free_port
 from tests.local.fake_reviews import FakeReviews, ReviewedController
@@ -55,8 +60,8 @@ class World(ReviewedController):
         self.reviews.allow("reader", "get list", DATA, "a")
         self.reviews.allow("root", "get", "kubetorchworkloads/status", "*")
         self._clients = ExitStack()
-        self._port = free_port()
-        self.store_url = f"http://127.0.0.1:{self._port}"
+        self.port = free_port()
+        self.store_url = f"http://127.0.0.1:{self.port}"
 
     async def _start(self) -> None:
         await super()._start()
@@ -70,7 +75,7 @@ class World(ReviewedController):
             secret=SECRET,
             environ={},
         )
-        await self.store.start(socket.create_server(("127.0.0.1", self._port)))
+        await self.store.start(socket.create_server(("127.0.0.1", self.port)))
 
     def http(self, token: str, url: str = "") -> HttpClient:
         """A client of the controller, or of another URL."""
@@ -148,6 +153,35 @@ def test_keys_of_a_service_end_with_it_also_when_the_store_was_away(world: World
         time.sleep(0.2)
 
 
+def test_a_request_waits_for_a_store_that_does_not_lead_yet(world: World) -> None:
+    store = key_store(world)
+    store.put("k", b"1")
+    world.stop_store()
+    standby = Server(answer_as_standby)
+    world.run(standby.start(socket.create_server(("127.0.0.1", world.port))))
+    with ThreadPoolExecutor(1) as pool:
+        names = pool.submit(store.ls)
+        world.run(standby.close(0.0))
+        world.start_store()
+        assert names.result(60) == ["k"]
+
+
+def test_keys_of_before_stay_whole_at_the_controller(tmp_path: Path) -> None:
+    """So that the store can be given up again: the controller collects blobs as before."""
+    view = KeyView(key="k", kind="file", manifest=digest_of(b"manifest"))
+    KeyFolder(tmp_path / "keys" / "a").put(view)
+    relay = StoreRelay(
+        "http://127.0.0.1:1",
+        tmp_path / "keys",
+        secret=SECRET,
+        clock=SystemClock(),
+        services=lambda namespace: (),
+    )
+    stores = BlobStores(tmp_path / "blobs")
+    assert relay.manifests(stores.of("a")) == {view.manifest}
+    assert relay.manifests(stores.of("b")) == set()
+
+
 def test_a_teardown_says_how_many_keys_ended(world: World) -> None:
     store = key_store(world)
     store.put("f/one", b"1")
@@ -192,8 +226,13 @@ def test_a_pod_that_does_not_reach_the_store_goes_through_the_controller(
     monkeypatch.setenv("KT_SERVICE_NAME", "f")
     contact = world.contact(POD)
     assert (contact.url, contact.expires > time.time() + 600) == (world.store_url, True)
+    controller = Controller(world.http(POD))
+    assert store_connection.find(controller, "a") is not None
     world.stop_store()
-    assert store_connection.find(Controller(world.http(POD)), "a") is None
+    with pytest.raises(StoreUnavailableError):  # of the controller, which does not reach it either
+        DataClient(controller, "a").missing({digest_of(b"1"): 1})
+    assert store_connection.find(controller, "a") is None
+    store_connection.forget(controller, "a")
 
 
 @pytest.mark.security
@@ -228,8 +267,7 @@ def test_what_the_controller_tells_and_checks_no_other_does(
             HttpClient(world.store_url, token) as client,
             client.request(method, routes.data("a", verb), body=b'{"services": {}}') as answer,
         ):
-            # Without the digest of its services a request about keys is not even looked at.
-            assert answer.status in (401, 403, routes.UNKNOWN_SERVICES)
+            assert answer.status in (401, 403)
             answer.read()
 
 

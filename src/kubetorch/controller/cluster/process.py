@@ -162,7 +162,7 @@ def _secret_value(secret: Object) -> bytes:
     return value
 
 
-async def _answer_as_standby(scope: Scope, receive: Receive, send: Send) -> None:
+async def answer_as_standby(scope: Scope, receive: Receive, send: Send) -> None:
     exchange = Exchange(scope, receive, send)
     if (exchange.method, exchange.path) == ("GET", routes.HEALTH):
         await exchange.respond_message(
@@ -172,7 +172,8 @@ async def _answer_as_standby(scope: Scope, receive: Receive, send: Send) -> None
     error = ControllerUnavailableError(
         "this process does not lead", hint="another one does, or will in a moment"
     )
-    await exchange.refuse(503, exceptions.describe_refusal(error).to_json())
+    failure = exceptions.describe_refusal(error).to_json()
+    await exchange.respond(failure, status=503, **{routes.STANDBY.lower(): "true"})
 
 
 class LeadingProcess(ABC):
@@ -211,7 +212,7 @@ class LeadingProcess(ABC):
         bucket = await asyncio.to_thread(self._open_bucket)
         descriptors = DescriptorWatch(_give_up)
         descriptors.start()
-        standby = Server(_answer_as_standby)
+        standby = Server(answer_as_standby)
         await standby.start(self._listener.dup())
         settings = self._settings
         election = Election(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import socket
 import sys
 import time
@@ -113,13 +114,23 @@ class Settings(ProcessSettings):
                 are_of_cluster=True,
             ),
             account_annotations=_texts(environ, "KT_SERVICE_ACCOUNT_ANNOTATIONS"),
-            store_url=environ.get("KT_STORE_URL") or "",
+            store_url=_store_url(environ),
             records=environ.get("KT_RECORD") != "none",
         )
 
 
 def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple((environ.get(name) or "").lower().replace(",", " ").split())
+
+
+def _store_url(environ: Mapping[str, str]) -> str:
+    url = environ.get("KT_STORE_URL") or ""
+    if url and not re.fullmatch(r"http://[a-z0-9.-]+(:\d{1,5})?", url):
+        raise ConfigError(
+            f"KT_STORE_URL is {url!r}; it must be like http://kubetorch-store.kubetorch:8080",
+            hint="the chart sets it, from its value store.separate.enabled",
+        )
+    return url
 
 
 def _engine(environ: Mapping[str, str]) -> Engine:

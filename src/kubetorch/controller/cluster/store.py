@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 ROOM = Room(
     "the data store",
     "delete keys that nobody needs, kt rm, or have an administrator give it more: kt upgrade --set "
-    "store.emptyDir.sizeLimit=200Gi, or a larger volume (store.persistence), and each namespace "
-    "more of it (store.namespaceQuota)",
+    "store.separate.emptyDir.sizeLimit=400Gi, or a larger volume (store.separate.persistence), and "
+    "each namespace more of it (store.separate.namespaceQuota)",
 )
 
 

@@ -100,9 +100,11 @@ CONTACT_NEEDS = tuple(
 #: Where pods reach the store themselves: `StoreContact`.
 CONTACT_ROUTE = DataRoute("POST", "contact", CONTACT_NEEDS, is_audited=True)
 #: The verb of what only the controller asks of a store of its own: no token of a user has it.
-CONTROLLERS = "update"
-SERVICES_ROUTE = DataRoute("POST", "services", (Permission(CONTROLLERS, "data"),), "user")
-END_ROUTE = DataRoute("POST", "end", (Permission(CONTROLLERS, "data"),), "user")
+CONTROLLER_VERB = "update"
+#: The verb of requests about keys that the controller passes on: a pod's own token is for blobs.
+RELAY_VERB = "relay"
+SERVICES_ROUTE = DataRoute("POST", "services", (Permission(CONTROLLER_VERB, "data"),), "user")
+END_ROUTE = DataRoute("POST", "end", (Permission(CONTROLLER_VERB, "data"),), "user")
 
 
 class DataRoutes:

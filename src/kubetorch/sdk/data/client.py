@@ -16,7 +16,14 @@ from kubetorch.config import environment
 from kubetorch.datastore import keys, publications
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.publications import Extents
-from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError, StoreUnavailableError
+from kubetorch.errors import (
+    ControllerUnavailableError,
+    DataStoreError,
+    ProtocolError,
+    StorageFullError,
+    StoreUnavailableError,
+    UnauthorizedError,
+)
 from kubetorch.lib import terminal
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.sdk.controller import refusal
@@ -237,17 +244,21 @@ class DataClient:
         """The answer to a request about blobs, of the store itself if this pod reaches it."""
         path = routes.data(self._namespace, verb)
         store = store_connection.find(self._controller, self._namespace)
-        if store is None:
-            return self._controller.request(
-                "POST", path, body=body, headers=headers, timeout=silence
-            )
-        response = store.request("POST", path, body=body, headers=headers, timeout=silence)
-        if 200 <= response.status < 300:
-            return response
-        if response.status == 401:
-            store_connection.forget(self._controller, self._namespace)
-        with response:
-            raise refusal("POST", store.base_url + path, response.status, response.read())
+        if store is not None:
+            try:
+                response = store.request("POST", path, body=body, headers=headers, timeout=silence)
+                if response.status < 300:
+                    return response
+                with response:
+                    error = refusal("POST", store.base_url + path, response.status, response.read())
+            except ControllerUnavailableError as unanswered:
+                error = unanswered
+            if not isinstance(error, ControllerUnavailableError | UnauthorizedError):
+                raise error
+            store_connection.avoid(self._controller, self._namespace)
+            if not isinstance(body, bytes):  # a part of it may be gone
+                raise error
+        return self._controller.request("POST", path, body=body, headers=headers, timeout=silence)
 
     def list(self, path: str) -> list[ListedPath]:
         query = urlencode({"path": path})

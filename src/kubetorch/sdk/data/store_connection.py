@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kubetorch.config import environment
-from kubetorch.errors import KubetorchError
+from kubetorch.errors import KubetorchError, StoreUnavailableError
 from kubetorch.lib.http_client import HttpClient
-from kubetorch.sdk.tuning import TIMING
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import messages, routes
 from kubetorch.wire.data import StoreContact
 
@@ -44,6 +44,13 @@ def find(controller: Controller, namespace: str) -> HttpClient | None:
     return connection.store
 
 
+def avoid(controller: Controller, namespace: str) -> None:
+    """Let blobs go through the controller for a while: the store does not answer, or refuses."""
+    forget(controller, namespace)
+    end = time.time() + TIMING.store_retry_seconds
+    _connections[controller.base_url, namespace] = _Connection(None, end)
+
+
 def forget(controller: Controller, namespace: str) -> None:
     """Ask the controller anew the next time; requests that are on their way go on."""
     connection = _connections.pop((controller.base_url, namespace), None)
@@ -60,7 +67,10 @@ def _connect(controller: Controller, namespace: str) -> _Connection:
             return _Connection(None, end)
         store = HttpClient(contact.url, contact.token)
         with store.request("GET", routes.HEALTH, timeout=TIMING.store_probe_seconds) as answer:
-            answer.read()
-    except KubetorchError:
+            if b"healthy" not in answer.read(
+                LIMITS.metadata_bytes
+            ):  # a store that does not lead yet
+                raise StoreUnavailableError("the store does not lead yet")
+    except (KubetorchError, ValueError):
         return _Connection(None, time.time() + TIMING.store_retry_seconds)
     return _Connection(store, min(end, contact.expires - TIMING.store_token_margin_seconds))
