@@ -88,7 +88,13 @@ def wait(cluster, timeout=20.0):
             FakeApiServer(cluster) as server,
             Client(server.access(), variables={}) as client,
         ):
-            await readiness.wait(client, SPACE, timeout=timeout, report=report_lines.append)
+            await readiness.wait(
+                client,
+                SPACE,
+                readiness.CONTROLLER,
+                timeout=timeout,
+                report=report_lines.append,
+            )
 
     asyncio.run(run())
     return report_lines
@@ -125,7 +131,11 @@ def test_a_pod_that_only_now_fails_is_not_deleted():
         ):
             # It reports what it waits for once it knows what had failed before.
             await readiness.wait(
-                client, SPACE, timeout=20, report=lambda text: cluster.pod("first", PULLING)
+                client,
+                SPACE,
+                readiness.CONTROLLER,
+                timeout=20,
+                report=lambda text: cluster.pod("first", PULLING),
             )
 
     with pytest.raises(ImagePullError):
